@@ -1,0 +1,3 @@
+module orbitkv
+
+go 1.26
