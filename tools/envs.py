@@ -178,7 +178,8 @@ def build(env: Environment, python: Interpreter, folder: Path, uv: Path | None) 
             run(env, str(target), "-m", "pip", "install", *options, "-r", str(env.requirements))
         else:
             # sync installs exactly the listed packages, so the engine's own unobtainable pin is never looked at.
-            run(env, str(uv), "pip", "sync", "--python", str(target), "--require-hashes", "--quiet", str(env.requirements))
+            sync = (str(uv), "pip", "sync", "--require-hashes", "--quiet")
+            run(env, *sync, "--python", str(target), str(env.requirements))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
