@@ -4,7 +4,7 @@ package schema
 var Messages = []Message{
 	{1, "hello", Client, "welcome or error", "First frame of a session.", []Field{
 		{"abi", U16, "the client's ABI"},
-		{"role", U8, "Role of this session"},
+		{"role", RoleOf, "what the session is for"},
 		{"name", String, "client name and version, for status and logs"},
 	}},
 	{2, "welcome", Manager, "none", "The session is open.", []Field{
@@ -17,7 +17,7 @@ var Messages = []Message{
 		{"pool_bytes", U64, "configured pool, bytes"},
 	}},
 	{3, "error", Manager, "none", "The call with this id failed; with id zero the session is closed next.", []Field{
-		{"status", U16, "Status"},
+		{"status", StatusOf, "why"},
 		{"text", Text, "what happened, to which thing, and what to do"},
 	}},
 	{4, "done", Manager, "none", "The call with this id succeeded.", []Field{
@@ -28,10 +28,10 @@ var Messages = []Message{
 		{"instance", String, "instance id"},
 		{"rank", U16, "this rank"},
 		{"world", U16, "ranks of the instance"},
-		{"storage", U8, "1 when the rank stores bytes of its own, 0 when it only restores replicated content"},
+		{"storage", Bool, "1 when the rank stores bytes of its own, 0 when it only restores replicated content"},
 		{"slice_bytes", U64, "unpadded bytes of this rank's slice of one page; zero without storage"},
 		{"numa", I16, "NUMA node of the rank's device, -1 when unknown"},
-		{"writer", U8, "Writer"},
+		{"writer", WriterOf, "who writes the rank's slices"},
 		{"backend", String, "transfer backend of the rank"},
 		{"epoch", U64, "epoch of the instance's namespace, 0 at first"},
 		{"facts", Facts, "namespace facts, equal on all ranks"},
@@ -46,7 +46,7 @@ var Messages = []Message{
 	}},
 	{13, "mapped", Client, "none", "The rank mapped the arena and registered it with its device, or could not.", []Field{
 		{"arena", U16, "arena id"},
-		{"ok", U8, "1 when pages of the arena may be named to this rank"},
+		{"ok", Bool, "1 when pages of the arena may be named to this rank"},
 		{"text", Text, "why not"},
 	}},
 	{14, "register", Client, "registered or error", "The scheduler of an instance asks for its namespace; not_ready until every rank attached.", []Field{
@@ -73,7 +73,7 @@ var Messages = []Message{
 		{"reservations", IDs, "reservations taken over"},
 	}},
 	{19, "private", Client, "registered, done or error", "Opens (or drops) the session's private one-slice namespace for the golden round trip, outside metrics and LRU.", []Field{
-		{"open", U8, "1 opens, 0 drops"},
+		{"open", Bool, "1 opens, 0 drops"},
 		{"slice_bytes", U64, "unpadded bytes of the slice"},
 	}},
 
@@ -89,10 +89,10 @@ var Messages = []Message{
 		{"keys", Keys, "keys of this part, in prefix order"},
 	}},
 	{21, "result", Manager, "none", "State of a query. Long results come in parts with the same id.", []Field{
-		{"operation", U64, ""},
-		{"revision", U32, ""},
-		{"outcome", U8, "Outcome"},
-		{"cut", U8, "1 when the demand was cut to the longest prefix that fits the budget"},
+		{"operation", U64, "operation of the query or reserve"},
+		{"revision", U32, "its revision"},
+		{"outcome", OutcomeOf, "state of the query"},
+		{"cut", Bool, "1 when the demand was cut to the longest prefix that fits the budget"},
 		{"part", U16, "index of this part"},
 		{"parts", U16, "number of parts"},
 		{"pages", U32, "pages that the lease covers, over all parts"},
@@ -101,38 +101,38 @@ var Messages = []Message{
 		{"runs", Runs, "locations, part by part of the page, in prefix order"},
 	}},
 	{22, "poll", Client, "result or error", "Reads the state of a query; never starts or restarts work.", []Field{
-		{"operation", U64, ""},
-		{"revision", U32, ""},
+		{"operation", U64, "operation of the query or reserve"},
+		{"revision", U32, "its revision"},
 	}},
 	{23, "cancel", Client, "none", "Drops interest in a query; a lease that it holds and that was not begun is released.", []Field{
-		{"operation", U64, ""},
-		{"revision", U32, ""},
+		{"operation", U64, "operation of the query or reserve"},
+		{"revision", U32, "its revision"},
 	}},
 	{24, "notice", Manager, "none", "A hint that something completed; the polled state is the truth.", []Field{
-		{"topic", U8, "Topic"},
+		{"topic", TopicOf, "what the notice is about"},
 		{"id", U64, "operation or reservation"},
 		{"revision", U32, "revision of the operation, else zero"},
 	}},
 	{25, "begin", Client, "none", "The first pages of the lease will be copied by this consumer; the rest is released for it.", []Field{
-		{"lease", U64, ""},
+		{"lease", U64, "lease id"},
 		{"rank", U16, "consumer, or AllRanks"},
 		{"pages", U32, "pages begun"},
 	}},
 	{26, "release", Client, "none", "Gives an unbegun lease back.", []Field{
-		{"lease", U64, ""},
+		{"lease", U64, "lease id"},
 		{"rank", U16, "consumer, or AllRanks"},
 	}},
 	{27, "revoke", Manager, "none", "Asks for an unbegun lease back; answered by revoked.", []Field{
-		{"lease", U64, ""},
+		{"lease", U64, "lease id"},
 	}},
 	{28, "revoked", Client, "none", "Answer to revoke.", []Field{
-		{"lease", U64, ""},
-		{"yielded", U8, "1 when the lease is given back, 0 when it is in use"},
+		{"lease", U64, "lease id"},
+		{"yielded", Bool, "1 when the lease is given back, 0 when it is in use"},
 	}},
 	{29, "restored", Client, "none", "Terminal report of one consumer's copy of some pages of a begun lease.", []Field{
-		{"lease", U64, ""},
+		{"lease", U64, "lease id"},
 		{"rank", U16, "the consumer that copied"},
-		{"ok", U8, "1 when every byte arrived"},
+		{"ok", Bool, "1 when every byte arrived"},
 		{"bytes", U64, "bytes that arrived"},
 		{"ranges", Ranges, "pages of the lease"},
 	}},
@@ -148,8 +148,8 @@ var Messages = []Message{
 		{"keys", Keys, "keys of this part, in prefix order"},
 	}},
 	{31, "reserved", Manager, "none", "Grants of a reserve. Long answers come in parts with the same id.", []Field{
-		{"operation", U64, ""},
-		{"revision", U32, ""},
+		{"operation", U64, "operation of the query or reserve"},
+		{"revision", U32, "its revision"},
 		{"part", U16, "index of this part"},
 		{"parts", U16, "number of parts"},
 		{"pages", U32, "granted pages, over all parts"},
@@ -158,12 +158,12 @@ var Messages = []Message{
 		{"runs", Runs, "locations of the granted pages, part by part of the page, in key order"},
 	}},
 	{32, "committed", Client, "none", "The rank's slices of these granted pages are complete in the arena.", []Field{
-		{"reservation", U64, ""},
+		{"reservation", U64, "reservation id"},
 		{"rank", U16, "storage rank"},
 		{"ranges", Ranges, "ordinals of granted pages"},
 	}},
 	{33, "abandoned", Client, "none", "The rank's slices of these granted pages will not be written, and no copy into them runs.", []Field{
-		{"reservation", U64, ""},
+		{"reservation", U64, "reservation id"},
 		{"rank", U16, "storage rank, or AllRanks for slices that were never handed to a rank"},
 		{"ranges", Ranges, "ordinals of granted pages"},
 	}},
@@ -172,7 +172,7 @@ var Messages = []Message{
 		{"nonce", U64, "returned by pong"},
 	}},
 	{51, "pong", Both, "none", "Answer to ping.", []Field{
-		{"nonce", U64, ""},
+		{"nonce", U64, "the nonce of the ping"},
 	}},
 }
 

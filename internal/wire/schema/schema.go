@@ -17,6 +17,9 @@ const (
 	FrameKeysMax     = 1984     // keys of one part: a part with the longest strings still fits a frame
 	FrameRunsMax     = 3968     // runs of one result or reserved part
 	FrameRangesMax   = 7936     // ranges of one restored, committed or abandoned frame
+	FrameGrantsMax   = 1984     // grant records of one reserved part
+	FrameIDsMax      = 3968     // leases, or reservations, of one resume or resumed
+	PartsMax         = 1024     // parts of one operation or answer
 	StringBytesMax   = 512      // any string but an error text and facts
 	TextBytesMax     = 4096     // error and remedy texts
 	FactsBytesMax    = 32 << 10 // the JSON object of namespace facts
@@ -31,6 +34,7 @@ type Kind string
 // The field kinds. Counts and lengths come first, little endian; arrays are a u32 count and then fixed records.
 const (
 	U8     Kind = "u8"
+	Bool   Kind = "bool" // u8, 0 or 1
 	U16    Kind = "u16"
 	I16    Kind = "i16"
 	U32    Kind = "u32"
@@ -46,6 +50,15 @@ const (
 	Ranges Kind = "ranges"  // u32 count, records {first u32, count u32}: ordinals of pages
 	Grants Kind = "grants"  // u32 count, records {grant u8, zero u8, zero u16, count u32}
 	Slices Kind = "slices"  // u32 count, records {rank u16, part u16, zero u32, offset u64, bytes u64}
+)
+
+// The kinds whose value is one of an Enum: the width, then the name of the Enum.
+const (
+	RoleOf    Kind = "u8 Role"
+	WriterOf  Kind = "u8 Writer"
+	OutcomeOf Kind = "u8 Outcome"
+	TopicOf   Kind = "u8 Topic"
+	StatusOf  Kind = "u16 Status"
 )
 
 // Field is one field of a message, in wire order.
