@@ -76,7 +76,7 @@ func pythonCodec() []byte {
 	}
 	b.WriteString("\n")
 	for _, e := range schema.Enums {
-		fmt.Fprintf(&b, "\nclass %s(IntEnum):\n    %s\n\n", e.Name, pythonDoc(e.Doc, "    "))
+		fmt.Fprintf(&b, "\nclass %s(IntEnum):\n    %s\n\n", e.Name, pythonDoc(e.Doc, ""))
 		for _, v := range e.Values {
 			fmt.Fprintf(&b, "    #: %s\n    %s = %d\n", v.Doc, strings.ToUpper(v.Name), v.Value)
 		}
@@ -109,7 +109,7 @@ func pythonCodec() []byte {
 }
 
 func pythonMessage(b *strings.Builder, m schema.Message) {
-	fmt.Fprintf(b, "\n\nclass %s(NamedTuple):\n    %s\n\n", camel(m.Name), pythonDoc(fmt.Sprintf("Frame %d, sender %s, reply %s: %s", m.Type, m.Sender, m.Reply, lowerFirst(m.Doc)), "    "))
+	fmt.Fprintf(b, "\n\nclass %s(NamedTuple):\n    %s\n\n", camel(m.Name), pythonDoc(fmt.Sprintf("Frame %d (sender: %s; reply: %s).", m.Type, m.Sender, m.Reply), m.Doc))
 	for _, f := range m.Fields {
 		for _, line := range wrap(f.Doc, 94) {
 			fmt.Fprintf(b, "    #: %s\n", line)
@@ -226,13 +226,12 @@ func fill(expression, member, name string) string {
 	return fillStatement(strings.NewReplacer("M", member, "N", fmt.Sprintf("%q", name)), expression)
 }
 
-// pythonDoc writes a docstring, wrapped at 96 columns.
-func pythonDoc(text, indent string) string {
-	lines := wrap(text, 90)
-	if len(lines) == 1 {
-		return `"""` + lines[0] + `"""`
+// pythonDoc writes the docstring of a class: a summary line, then the rest.
+func pythonDoc(summary, rest string) string {
+	if rest == "" {
+		return `"""` + summary + `"""`
 	}
-	return `"""` + strings.Join(lines, "\n"+indent) + "\n" + indent + `"""`
+	return `"""` + summary + "\n\n    " + strings.Join(wrap(rest, 90), "\n    ") + "\n    " + `"""`
 }
 
 func wrap(text string, width int) []string {

@@ -166,7 +166,10 @@ _STATUS_VALUES: Final = {int(value): value for value in Status}
 
 
 class Hello(NamedTuple):
-    """Frame 1, sender client, reply welcome or error: first frame of a session."""
+    """Frame 1 (sender: client; reply: welcome or error).
+
+    First frame of a session.
+    """
 
     #: the client's ABI
     abi: int
@@ -177,7 +180,10 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """Frame 2, sender manager, reply none: the session is open."""
+    """Frame 2 (sender: manager; reply: none).
+
+    The session is open.
+    """
 
     #: the Manager's ABI
     abi: int
@@ -196,8 +202,9 @@ class Welcome(NamedTuple):
 
 
 class Error(NamedTuple):
-    """Frame 3, sender manager, reply none: the call with this id failed; with id zero the
-    session is closed next.
+    """Frame 3 (sender: manager; reply: none).
+
+    The call with this id failed; with id zero the session is closed next.
     """
 
     #: why
@@ -207,15 +214,20 @@ class Error(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Frame 4, sender manager, reply none: the call with this id succeeded."""
+    """Frame 4 (sender: manager; reply: none).
+
+    The call with this id succeeded.
+    """
 
     #: a number that the call's row explains, else zero
     value: int
 
 
 class Attach(NamedTuple):
-    """Frame 10, sender client, reply done or error: a process that copies joins an instance as
-    one rank; done carries the number of attached ranks. Arenas follow as pushes.
+    """Frame 10 (sender: client; reply: done or error).
+
+    A process that copies joins an instance as one rank; done carries the number of attached
+    ranks. Arenas follow as pushes.
     """
 
     #: instance id
@@ -241,8 +253,9 @@ class Attach(NamedTuple):
 
 
 class Detach(NamedTuple):
-    """Frame 11, sender client, reply done or error: the session has no copy running and gives
-    everything of the instance back.
+    """Frame 11 (sender: client; reply: done or error).
+
+    The session has no copy running and gives everything of the instance back.
     """
 
     #: instance id
@@ -250,8 +263,9 @@ class Detach(NamedTuple):
 
 
 class Arena(NamedTuple):
-    """Frame 12, sender manager, reply none: push with exactly one descriptor: a populated arena
-    that the session may map.
+    """Frame 12 (sender: manager; reply: none).
+
+    Push with exactly one descriptor: a populated arena that the session may map.
     """
 
     #: arena id
@@ -263,8 +277,9 @@ class Arena(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """Frame 13, sender client, reply none: the rank mapped the arena and registered it with its
-    device, or could not.
+    """Frame 13 (sender: client; reply: none).
+
+    The rank mapped the arena and registered it with its device, or could not.
     """
 
     #: arena id
@@ -276,8 +291,9 @@ class Mapped(NamedTuple):
 
 
 class Register(NamedTuple):
-    """Frame 14, sender client, reply registered or error: the scheduler of an instance asks for
-    its namespace; not_ready until every rank attached.
+    """Frame 14 (sender: client; reply: registered or error).
+
+    The scheduler of an instance asks for its namespace; not_ready until every rank attached.
     """
 
     #: instance id
@@ -285,7 +301,10 @@ class Register(NamedTuple):
 
 
 class Registered(NamedTuple):
-    """Frame 15, sender manager, reply none: namespace handle and page geometry."""
+    """Frame 15 (sender: manager; reply: none).
+
+    Namespace handle and page geometry.
+    """
 
     #: handle, valid on this Manager incarnation
     namespace: int
@@ -300,8 +319,9 @@ class Registered(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """Frame 16, sender client, reply registered or error: a new epoch of the instance's
-    namespace: old pages are unreachable at once.
+    """Frame 16 (sender: client; reply: registered or error).
+
+    A new epoch of the instance's namespace: old pages are unreachable at once.
     """
 
     #: instance id
@@ -311,8 +331,10 @@ class Epoch(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Frame 17, sender client, reply resumed or error: a process that reconnected says what of
-    its old session it still uses; the rest of that session is closed.
+    """Frame 17 (sender: client; reply: resumed or error).
+
+    A process that reconnected says what of its old session it still uses; the rest of that
+    session is closed.
     """
 
     #: token of the old session
@@ -324,7 +346,10 @@ class Resume(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """Frame 18, sender manager, reply none: what the new session holds from the old one."""
+    """Frame 18 (sender: manager; reply: none).
+
+    What the new session holds from the old one.
+    """
 
     #: leases taken over
     leases: Sequence[int]
@@ -333,8 +358,10 @@ class Resumed(NamedTuple):
 
 
 class Private(NamedTuple):
-    """Frame 19, sender client, reply registered, done or error: opens (or drops) the session's
-    private one-slice namespace for the golden round trip, outside metrics and LRU.
+    """Frame 19 (sender: client; reply: registered, done or error).
+
+    Opens (or drops) the session's private one-slice namespace for the golden round trip,
+    outside metrics and LRU.
     """
 
     #: 1 opens, 0 drops
@@ -344,8 +371,9 @@ class Private(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Frame 20, sender client, reply result or error, on the last part: asks for the longest
-    contiguous prefix of the keys; earlier parts are one-way.
+    """Frame 20 (sender: client; reply: result or error, on the last part).
+
+    Asks for the longest contiguous prefix of the keys; earlier parts are one-way.
     """
 
     #: chosen by the client, increasing within a session
@@ -369,8 +397,9 @@ class Query(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Frame 21, sender manager, reply none: state of a query. Long results come in parts with
-    the same id.
+    """Frame 21 (sender: manager; reply: none).
+
+    State of a query. Long results come in parts with the same id.
     """
 
     #: operation of the query or reserve
@@ -396,8 +425,9 @@ class Result(NamedTuple):
 
 
 class Poll(NamedTuple):
-    """Frame 22, sender client, reply result or error: reads the state of a query; never starts
-    or restarts work.
+    """Frame 22 (sender: client; reply: result or error).
+
+    Reads the state of a query; never starts or restarts work.
     """
 
     #: operation of the query or reserve
@@ -407,8 +437,9 @@ class Poll(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Frame 23, sender client, reply none: drops interest in a query; a lease that it holds and
-    that was not begun is released.
+    """Frame 23 (sender: client; reply: none).
+
+    Drops interest in a query; a lease that it holds and that was not begun is released.
     """
 
     #: operation of the query or reserve
@@ -418,8 +449,9 @@ class Cancel(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """Frame 24, sender manager, reply none: a hint that something completed; the polled state is
-    the truth.
+    """Frame 24 (sender: manager; reply: none).
+
+    A hint that something completed; the polled state is the truth.
     """
 
     #: what the notice is about
@@ -431,8 +463,9 @@ class Notice(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Frame 25, sender client, reply none: the first pages of the lease will be copied by this
-    consumer; the rest is released for it.
+    """Frame 25 (sender: client; reply: none).
+
+    The first pages of the lease will be copied by this consumer; the rest is released for it.
     """
 
     #: lease id
@@ -444,7 +477,10 @@ class Begin(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Frame 26, sender client, reply none: gives an unbegun lease back."""
+    """Frame 26 (sender: client; reply: none).
+
+    Gives an unbegun lease back.
+    """
 
     #: lease id
     lease: int
@@ -453,14 +489,20 @@ class Release(NamedTuple):
 
 
 class Revoke(NamedTuple):
-    """Frame 27, sender manager, reply none: asks for an unbegun lease back; answered by revoked."""
+    """Frame 27 (sender: manager; reply: none).
+
+    Asks for an unbegun lease back; answered by revoked.
+    """
 
     #: lease id
     lease: int
 
 
 class Revoked(NamedTuple):
-    """Frame 28, sender client, reply none: answer to revoke."""
+    """Frame 28 (sender: client; reply: none).
+
+    Answer to revoke.
+    """
 
     #: lease id
     lease: int
@@ -469,8 +511,9 @@ class Revoked(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """Frame 29, sender client, reply none: terminal report of one consumer's copy of some pages
-    of a begun lease.
+    """Frame 29 (sender: client; reply: none).
+
+    Terminal report of one consumer's copy of some pages of a begun lease.
     """
 
     #: lease id
@@ -486,8 +529,9 @@ class Restored(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """Frame 30, sender client, reply reserved or error, on the last part: asks for extents to
-    publish pages into; earlier parts are one-way.
+    """Frame 30 (sender: client; reply: reserved or error, on the last part).
+
+    Asks for extents to publish pages into; earlier parts are one-way.
     """
 
     #: chosen by the client, increasing within a session
@@ -509,8 +553,9 @@ class Reserve(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Frame 31, sender manager, reply none: grants of a reserve. Long answers come in parts with
-    the same id.
+    """Frame 31 (sender: manager; reply: none).
+
+    Grants of a reserve. Long answers come in parts with the same id.
     """
 
     #: operation of the query or reserve
@@ -532,8 +577,9 @@ class Reserved(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """Frame 32, sender client, reply none: the rank's slices of these granted pages are complete
-    in the arena.
+    """Frame 32 (sender: client; reply: none).
+
+    The rank's slices of these granted pages are complete in the arena.
     """
 
     #: reservation id
@@ -545,8 +591,9 @@ class Committed(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Frame 33, sender client, reply none: the rank's slices of these granted pages will not be
-    written, and no copy into them runs.
+    """Frame 33 (sender: client; reply: none).
+
+    The rank's slices of these granted pages will not be written, and no copy into them runs.
     """
 
     #: reservation id
@@ -558,14 +605,20 @@ class Abandoned(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Frame 50, sender both, reply pong: liveness label; the id is zero."""
+    """Frame 50 (sender: both; reply: pong).
+
+    Liveness label; the id is zero.
+    """
 
     #: returned by pong
     nonce: int
 
 
 class Pong(NamedTuple):
-    """Frame 51, sender both, reply none: answer to ping."""
+    """Frame 51 (sender: both; reply: none).
+
+    Answer to ping.
+    """
 
     #: the nonce of the ping
     nonce: int
