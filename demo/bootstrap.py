@@ -12,13 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = {"vllm": "vllm-cpu"}  # An engine's environment, by the name that --engine takes.
-OLDEST_PYTHON = (3, 10)
 
 
 def main() -> None:
     """Prepare, then become the demo; exit with the reason when a preparation fails."""
-    if sys.version_info < OLDEST_PYTHON:
-        sys.exit(f"demo: Python 3.10 or newer is needed, python3 on PATH is {sys.version.split()[0]}")
     name = engine_of(sys.argv[1:])
     if name not in ENVIRONMENTS:
         sys.exit(f"demo: no engine is called {name!r}; there is: {', '.join(ENVIRONMENTS)}")

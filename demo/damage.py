@@ -24,7 +24,7 @@ def invert_arenas(pid: int) -> int:
     seen: set[tuple[int, int]] = set()
     total = 0
     for link in sorted(Path(f"/proc/{pid}/fd").iterdir()):
-        if not str(link.readlink()).startswith("/memfd:"):
+        if not _names_memory(link):
             continue
         with open(link, "r+b") as arena:
             facts = os.fstat(arena.fileno())
@@ -38,3 +38,11 @@ def invert_arenas(pid: int) -> int:
     if total == 0:
         raise NothingToDamage(f"process {pid} holds no memfd: is it the Manager?")
     return total
+
+
+def _names_memory(link: Path) -> bool:
+    """Return whether a descriptor is a memfd; one that was closed meanwhile is none."""
+    try:
+        return str(link.readlink()).startswith("/memfd:")
+    except FileNotFoundError:
+        return False
