@@ -24,6 +24,7 @@ class Faults:
 
     never_evicts: bool = False
     never_restores: bool = False
+    restores_half: bool = False
     unconfirmed: bool = False
     wrong_bytes: bool = False
     ignores_damage: bool = False
@@ -50,7 +51,7 @@ class World:
         device = found if key in self.device else 0
         external = 0
         if not device and self.with_cache and key in self.stored and not self.faults.never_restores:
-            external = found
+            external = found // 2 if self.faults.restores_half else found
             self.loaded += 0 if self.faults.unconfirmed else external * 2048
         self.total = Cached(self.total.device + device, self.total.external + external)
         self._keep(key)
@@ -110,6 +111,7 @@ def test_the_engine_alone_computes_again() -> None:
     [
         (Faults(never_evicts=True), "still on the device"),
         (Faults(never_restores=True), "the prefix was not restored"),
+        (Faults(restores_half=True), f"{RESTORABLE_TOKENS // 2} of {RESTORABLE_TOKENS} tokens came from OrbitKV"),
         (Faults(unconfirmed=True), "the Manager counted 0 restored bytes"),
         (Faults(wrong_bytes=True), "the output differs from the device hit's"),
         (Faults(ignores_damage=True), "the output is still equal"),
