@@ -1,0 +1,102 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"syscall"
+)
+
+// leftoversLine reports what lies in /dev/shm. A Manager keeps nothing there, so none of it is OrbitKV's; it counts against
+// the memory of the machine all the same, and removing it is the owner's business.
+func leftoversLine(fsys fs.FS) Line {
+	const name = "/dev/shm"
+	entries, err := fs.ReadDir(fsys, "dev/shm")
+	if err != nil {
+		return note(name, "", "unreadable: %v", err)
+	}
+	files, bytes := 0, uint64(0)
+	for _, e := range entries {
+		info, err := e.Info()
+		if err == nil && info.Mode().IsRegular() {
+			files++
+			bytes += uint64(info.Size())
+		}
+	}
+	if files == 0 {
+		return good(name, "no files")
+	}
+	return note(name, "look who owns them; OrbitKV keeps no files there and removes none",
+		"%d files of %s, none of them OrbitKV's", files, size(bytes))
+}
+
+// socketPathBytesMax is what the kernel's socket address holds, without its ending zero.
+const socketPathBytesMax = 107
+
+// socketMode is the mode that a Manager gives its socket.
+const socketMode fs.FileMode = 0o600
+
+func socketLines(o Options) []Line {
+	var lines []Line
+	for _, s := range o.Sockets {
+		l := socketLine(o, s)
+		l.Name = "socket " + s.Path
+		l.Found = s.Source + ": " + l.Found
+		lines = append(lines, l)
+	}
+	return lines
+}
+
+func socketLine(o Options, s Socket) Line {
+	if n := len(s.Path); n > socketPathBytesMax {
+		return bad("", "choose a shorter path", "the path has %d bytes, the kernel takes %d", n, socketPathBytesMax)
+	}
+	inside := strings.TrimPrefix(path.Clean(s.Path), "/")
+	info, err := fs.Stat(o.FS, inside)
+	if errors.Is(err, fs.ErrNotExist) {
+		return absentSocket(o, inside)
+	}
+	if err != nil {
+		return bad("", "let the user of engine and Manager reach the path, or choose another", "%v", err)
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return bad("", "remove it or choose another path", "exists and is no socket (%s)", info.Mode())
+	}
+	facts := "mode " + fmt.Sprintf("%04o", info.Mode().Perm())
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		facts += fmt.Sprintf(", user %d", stat.Uid)
+		if int(stat.Uid) != o.UID {
+			return bad("", "run engine and Manager as one user, or choose another path", "%s, another user than %d", facts, o.UID)
+		}
+	}
+	if err := o.Probe.Dial(s.Path); err != nil {
+		return deadSocket(err, facts)
+	}
+	if info.Mode().Perm() != socketMode {
+		return bad("", fmt.Sprintf("chmod %04o: other users could connect", socketMode), "live, %s", facts)
+	}
+	return good("", "live, %s", facts)
+}
+
+func deadSocket(err error, facts string) Line {
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return note("", "orbitkv serve replaces it", "nobody listens, %s", facts)
+	}
+	return bad("", "see what listens there: a Manager that is stopped or not one at all", "%s, %s", reason(err), facts)
+}
+
+func absentSocket(o Options, inside string) Line {
+	dir := path.Dir(inside)
+	info, err := fs.Stat(o.FS, dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return note("", "", "not there, and neither is /%s", dir)
+	case err != nil:
+		return note("", "", "not there: %v", err)
+	case !info.IsDir():
+		return bad("", "choose another path", "/%s is no folder", dir)
+	}
+	return note("", "", "not there")
+}
