@@ -6,11 +6,11 @@ PYTHON := $(or $(PYTHON),python3)
 GO ?= go
 GOARCH ?= $(shell $(GO) env GOARCH 2>/dev/null)
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' python/src/orbitkv/__init__.py)
-COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+COMMIT := $(shell git -c 'safe.directory=*' rev-parse --short=12 HEAD 2>/dev/null)
 LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 STAGES = $(PYTHON) tools/stages.py
-GO_FILES = $$(git ls-files -co --exclude-standard '*.go')
-PYTHON_FILES = $$(git ls-files -co --exclude-standard '*.py')
+GO_FILES = $$(git -c 'safe.directory=*' ls-files -co --exclude-standard '*.go')
+PYTHON_FILES = $$(git -c 'safe.directory=*' ls-files -co --exclude-standard '*.py')
 
 .DEFAULT_GOAL := help
 .PHONY: help prereqs build wheel demo test test-fast stage bench lint fmt doctor clean

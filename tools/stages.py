@@ -72,7 +72,7 @@ def gofumpt(name: str) -> Count:
 
 def tracked(*patterns: str) -> list[str]:
     """Return the files of the checkout that git does not ignore; new files count before they are committed."""
-    command = ["git", "ls-files", "-co", "--exclude-standard", "--deduplicate", *patterns]
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "--deduplicate", *patterns]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     return [name for name in listed if name and (ROOT / name).is_file()]
 
