@@ -191,7 +191,7 @@ func local(field string) string {
 }
 
 // pythonColumns is the line length of the project's Python formatter, whose form the output has.
-const pythonColumns = 100
+const pythonColumns = 120
 
 // call is one Python call.
 type call struct {

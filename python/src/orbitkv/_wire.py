@@ -657,6 +657,7 @@ Message: TypeAlias = (
     | Pong
 )
 
+
 _HEADER: Final = struct.Struct("<IHHQ")
 _COUNT: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<H")
@@ -680,9 +681,7 @@ def frame_bytes(header: bytes | bytearray | memoryview) -> int:
         raise ProtocolError(f"a frame header has {HEADER_BYTES} bytes, got {len(header)}")
     length, kind, flags, _ = _HEADER.unpack_from(header)
     if not HEADER_BYTES <= length <= FRAME_BYTES_MAX:
-        raise ProtocolError(
-            f"a frame of {length} bytes is outside {HEADER_BYTES}..{FRAME_BYTES_MAX}"
-        )
+        raise ProtocolError(f"a frame of {length} bytes is outside {HEADER_BYTES}..{FRAME_BYTES_MAX}")
     if flags != 0:
         raise ProtocolError(f"flags of frame type {kind} are {flags:#x}, must be zero")
     if kind not in _DECODERS:
@@ -802,9 +801,7 @@ class _Reader:
         """Read the answers of a reserve."""
         raw = self.array(_GRANT, FRAME_GRANTS_MAX, field)
         _zero(raw, _GRANT_PAD, field)
-        return tuple(
-            (_enum(_GRANT_VALUES, grant, field), count) for grant, count in _GRANT.iter_unpack(raw)
-        )
+        return tuple((_enum(_GRANT_VALUES, grant, field), count) for grant, count in _GRANT.iter_unpack(raw))
 
     def slices(self, field: str) -> tuple[Slice, ...]:
         """Read slices."""
@@ -845,9 +842,7 @@ def _put_text(value: str, limit: int, field: str) -> bytes:
 
 
 def _put_facts(value: Mapping[str, str], field: str) -> bytes:
-    raw = json.dumps(dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
-        "utf-8"
-    )
+    raw = json.dumps(dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     if len(raw) > FACTS_BYTES_MAX:
         raise ProtocolError(f"{field} has {len(raw)} bytes, over its bound of {FACTS_BYTES_MAX}")
     return _COUNT.pack(len(raw)) + raw
@@ -856,9 +851,7 @@ def _put_facts(value: Mapping[str, str], field: str) -> bytes:
 def _put_keys(value: bytes, field: str) -> bytes:
     count, rest = divmod(len(value), KEY_BYTES)
     if rest or count > FRAME_KEYS_MAX:
-        raise ProtocolError(
-            f"{field} has {len(value)} bytes, must be at most {FRAME_KEYS_MAX} keys of {KEY_BYTES}"
-        )
+        raise ProtocolError(f"{field} has {len(value)} bytes, must be at most {FRAME_KEYS_MAX} keys of {KEY_BYTES}")
     return _COUNT.pack(count) + value
 
 
@@ -872,9 +865,7 @@ def _put_words(value: Sequence[int], limit: int, field: str) -> bytes:
     return _put_count(len(value), limit, field) + struct.pack(f"<{len(value)}Q", *value)
 
 
-def _put_records(
-    value: Sequence[tuple[int, ...]], record: struct.Struct, limit: int, field: str
-) -> bytes:
+def _put_records(value: Sequence[tuple[int, ...]], record: struct.Struct, limit: int, field: str) -> bytes:
     return _put_count(len(value), limit, field) + b"".join([record.pack(*item) for item in value])
 
 
@@ -922,15 +913,7 @@ def _decode_welcome(r: _Reader) -> Welcome:
         session_operations_max,
         pool_bytes,
     ) = r.fixed(_WELCOME_0)
-    return Welcome(
-        abi,
-        incarnation,
-        token,
-        frame_bytes_max,
-        operation_keys_max,
-        session_operations_max,
-        pool_bytes,
-    )
+    return Welcome(abi, incarnation, token, frame_bytes_max, operation_keys_max, session_operations_max, pool_bytes)
 
 
 _ERROR_0: Final = struct.Struct("<H")
@@ -1154,34 +1137,14 @@ _RESULT_0: Final = struct.Struct("<QIBBHHIIQ")
 def _encode_result(m: Result) -> bytes:
     return b"".join(
         (
-            _RESULT_0.pack(
-                m.operation,
-                m.revision,
-                m.outcome,
-                m.cut,
-                m.part,
-                m.parts,
-                m.pages,
-                m.not_mapped,
-                m.lease,
-            ),
+            _RESULT_0.pack(m.operation, m.revision, m.outcome, m.cut, m.part, m.parts, m.pages, m.not_mapped, m.lease),
             _put_records(m.runs, _RUN, FRAME_RUNS_MAX, "runs"),
         )
     )
 
 
 def _decode_result(r: _Reader) -> Result:
-    (
-        operation,
-        revision,
-        outcome_raw,
-        cut_raw,
-        part,
-        parts,
-        pages,
-        not_mapped,
-        lease,
-    ) = r.fixed(_RESULT_0)
+    operation, revision, outcome_raw, cut_raw, part, parts, pages, not_mapped, lease = r.fixed(_RESULT_0)
     outcome = _enum(_OUTCOME_VALUES, outcome_raw, "outcome")
     cut = _bool(cut_raw, "cut")
     runs = r.runs("runs")
