@@ -133,26 +133,46 @@ func TestForeignNames(t *testing.T) {
 	report(t, foreignNames(treeFiles(t), localFolders(top, home)))
 }
 
+// Folders that pages may well name, wherever the checkout lies.
+var commonFolders = []string{
+	"", "/", "/build", "/data", "/dev", "/dev/shm", "/etc", "/home", "/mnt", "/opt", "/proc", "/root", "/run", "/src", "/srv", "/sys",
+	"/tmp", "/usr", "/usr/local", "/usr/src", "/var", "/var/tmp",
+}
+
 // localFolders returns the folders that only this machine has: the checkout, the one around it and the user's home.
 func localFolders(top, home string) []string {
-	folders := []string{top}
-	for _, folder := range []string{filepath.Dir(top), home} {
-		if !slices.Contains([]string{"", "/", "/tmp", "/home", "/root", "/src", "/usr/src"}, folder) {
+	var folders []string
+	for _, folder := range []string{top, filepath.Dir(top), home} {
+		if !slices.Contains(commonFolders, strings.TrimRight(folder, "/")) {
 			folders = append(folders, strings.TrimRight(folder, "/")+"/")
 		}
 	}
 	return folders
 }
 
+// namesFolder says whether an absolute path into the folder begins somewhere in the line.
+func namesFolder(line, folder string) bool {
+	for at := strings.Index(line, folder); at >= 0; {
+		if at == 0 || strings.ContainsRune(" \t\"'`=(:,<[", rune(line[at-1])) {
+			return true
+		}
+		next := strings.Index(line[at+1:], folder)
+		if next < 0 {
+			return false
+		}
+		at += 1 + next
+	}
+	return false
+}
+
 func foreignNames(files []file, folders []string) []string {
 	var breaches []string
 	for _, f := range files {
 		for i, line := range strings.Split(f.text, "\n") {
-			for _, name := range slices.Concat(indexHosts, folders) {
-				if strings.Contains(line, name) {
-					breaches = append(breaches, fmt.Sprintf("%s:%d: names %s; an index or a folder of one machine does not belong in the tree", f.path, i+1, name))
-					break
-				}
+			isHere := func(folder string) bool { return namesFolder(line, folder) }
+			isIn := func(host string) bool { return strings.Contains(line, host) }
+			if slices.ContainsFunc(indexHosts, isIn) || slices.ContainsFunc(folders, isHere) {
+				breaches = append(breaches, fmt.Sprintf("%s:%d: names an index or a folder of one machine, which do not belong in the tree", f.path, i+1))
 			}
 			for _, name := range temporary.FindAllString(line, -1) {
 				if !strings.HasPrefix(name, "/tmp/orbitkv") {

@@ -66,9 +66,11 @@ func TestRules(t *testing.T) {
 		{"eval", bannedPython([]file{{"a.py", "x = eval(y)\n"}}), "eval(y)"},
 		{"eval of a model", bannedPython([]file{{"a.py", "model.eval()\nos.execv(a, b)\n"}}), ""},
 
-		{"index host", foreignNames([]file{{"a.md", "see " + indexHosts[0]}}, nil), "a.md:1: names"},
-		{"folder of the machine", foreignNames([]file{{"a.md", "in /w/x/y"}}, localFolders("/w/x", "/root")), "names /w/"},
-		{"folder that all have", foreignNames([]file{{"a.md", "in /tmp/orbitkv.sock"}}, localFolders("/tmp/x", "/root")), ""},
+		{"index host", foreignNames([]file{{"a.md", "see " + indexHosts[0]}}, nil), "a.md:1: names an index"},
+		{"folder of the machine", foreignNames([]file{{"a.md", "a/w/x in `/w/x/y`"}}, localFolders("/w/x", "/root")), "folder of one machine"},
+		{"folder beside it", foreignNames([]file{{"a.md", "in /w/z"}}, localFolders("/w/x", "/root")), "folder of one machine"},
+		{"relative folder", foreignNames([]file{{"a.md", "in a/w/x/y"}}, localFolders("/w/x", "/root")), ""},
+		{"folder that all have", foreignNames([]file{{"a.md", "in /run/orbitkv.sock"}}, localFolders("/run/x", "/root/")), ""},
 		{"temporary folder", foreignNames([]file{{"a.md", "in /tm" + "p/other"}}, nil), "ask for a temporary folder"},
 		{"unfinished work", foreignNames([]file{{"a.go", "// TO" + "DO: more"}}, nil), "finish it"},
 
