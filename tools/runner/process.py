@@ -58,6 +58,7 @@ def run(
     finally:
         guard.cancel()
         end_group(process)
+        process.stdout.close()
     if expired.is_set():
         show(f"ended: it ran past its limit of {limit_s:.0f} s")
         return LIMIT_STATUS
