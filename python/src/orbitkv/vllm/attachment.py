@@ -1,0 +1,165 @@
+"""A worker's session with one life of the Cache Manager: its channel, its copy backend and its attachment as a rank.
+
+Everything that belongs to that life ends together: a new life gets a new attachment, and the old one is closed after
+it, which lets copies that run finish from the mapping that outlives their Manager. The link's thread advances and
+closes an attachment; the engine's worker thread submits copies; copying threads report.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orbitkv.client import Arena, CacheManagerClient, Role, Status
+from orbitkv.errors import ChannelClosed, OrbitKVError, Refused
+from orbitkv.transfer import KVLayout, TransferBackend, make_backend
+from orbitkv.vllm.settings import Settings
+
+Report = Callable[[CacheManagerClient], None]
+
+UNTOLD_MAX = 65536  # reports kept for the next session
+
+log = logging.getLogger("orbitkv.vllm")
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A worker's place in its instance. Replicated content is stored by one rank: `storage` says whether by this one.
+
+    `slice_rank` is the storage rank whose slice this worker restores from.
+    """
+
+    instance: str
+    rank: int
+    world: int
+    storage: bool = True
+    slice_rank: int = 0
+
+
+class Attachment:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: RankPlace,
+        layout: KVLayout,
+        facts: Mapping[str, str],
+        previous: Attachment | None = None,
+        epoch: int = 0,
+    ) -> None:
+        """Connect. ManagerUnavailable, Refused and ConfigurationError say why not.
+
+        `epoch` is the instance's, which a Manager that has lived on expects to hear; a new one starts with zero and is
+        moved by the scheduler side.
+        """
+        self._place = place
+        self._layout = layout
+        self._facts = facts
+        self._attached = False
+        self._lock = threading.Lock()
+        self._untold: list[Report] = []  # terminal reports that the closed channel did not take; guarded by _lock
+        self.backend: TransferBackend = make_backend(
+            settings.transfer_backend, layer_delay_us=settings.host_copy_delay_us
+        )
+        try:
+            self.client = CacheManagerClient(
+                settings.socket,
+                role=Role.WORKER,
+                name=f"vllm worker {place.rank} of {place.instance}",
+                timeout_ms=settings.timeout_ms,
+                on_arena=self._register_arena,
+            )
+        except OrbitKVError:
+            self.backend.close()
+            raise
+        self._epoch = 0
+        if previous is not None and previous.incarnation == self.incarnation:
+            self._epoch = epoch
+            self._take_over(previous)
+
+    @property
+    def incarnation(self) -> bytes:
+        """Return the life of the Manager that this attachment is with."""
+        return bytes(self.client.incarnation)
+
+    @property
+    def alive(self) -> bool:
+        """Return whether the channel is open."""
+        return self.client.alive
+
+    @property
+    def attached(self) -> bool:
+        """Return whether the Manager took this rank into its instance."""
+        return self._attached
+
+    def advance(self) -> bool:
+        """Attach. Refused with a conflict when the ranks do not agree: the text names the fact."""
+        if self._attached:
+            return True
+        place = self._place
+        try:
+            self.client.attach(
+                place.instance,
+                place.rank,
+                place.world,
+                slice_bytes=self._layout.slice_bytes if place.storage else 0,
+                storage=place.storage,
+                writer="host",
+                backend=self.backend.name,
+                facts=self._facts,
+                epoch=self._epoch,
+            )
+        except Refused as refusal:
+            if refusal.status in (Status.NOT_READY, Status.BUSY):
+                return False
+            raise
+        self._attached = True
+        with self._lock:
+            untold, self._untold = self._untold, []
+        for report in untold:
+            self._report(report)
+        return True
+
+    def restored(self, lease: int, ok: bool, pages: int) -> None:
+        """Report one restore, from the thread that copied."""
+        copied = pages * self._layout.slice_bytes if ok else 0
+        self._report(lambda client: client.restored(lease, self._place.rank, ok, copied, [(0, pages)]))
+
+    def committed(self, reservation: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Report that this rank's slices are complete in the arena."""
+        self._report(lambda client: client.committed(reservation, self._place.rank, ranges))
+
+    def abandoned(self, reservation: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Report that this rank's slices will not be written and that no copy into them runs."""
+        self._report(lambda client: client.abandoned(reservation, self._place.rank, ranges))
+
+    def close(self) -> None:
+        """Let running copies end (I3), then unmap and close the channel."""
+        self.backend.close()
+        self.client.close()
+
+    def _register_arena(self, arena: Arena) -> None:
+        self.backend.register_arena(arena)
+
+    def _report(self, report: Report) -> None:
+        try:
+            report(self.client)
+        except ChannelClosed:
+            # Told on the next session if the Manager lives; a new one knows nothing of this lease or reservation.
+            with self._lock:
+                if len(self._untold) < UNTOLD_MAX:
+                    self._untold.append(report)
+
+    def _take_over(self, previous: Attachment) -> None:
+        """Let the earlier session's copies end, claim its place, and tell what it could not tell."""
+        previous.backend.close()
+        try:
+            self.client.resume(previous.client.token)
+        except Refused as refusal:
+            log.info("the earlier session cannot be resumed: %s", refusal)
+            return
+        with previous._lock:
+            self._untold, previous._untold = previous._untold, []

@@ -1,0 +1,186 @@
+"""Every question that is put to vLLM's configuration: is it supported, where is this rank, what are its facts.
+
+Release differences are met here too. Facts are strings; two engines whose facts are all equal write equal bytes for
+equal tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import vllm
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
+
+from orbitkv.errors import ConfigurationError
+from orbitkv.identity import FINGERPRINT, ModelDigest, cache_scope, digest_text, model_digest
+from orbitkv.vllm.attachment import RankPlace
+from orbitkv.vllm.scheduler import Geometry
+from orbitkv.vllm.worker import EngineLayers
+
+TESTED_RELEASES = ("0.29.0",)
+REPLICATED_SPECS = (MLAAttentionSpec,)
+FULL_SPECS = (FullAttentionSpec, MLAAttentionSpec)
+
+log = logging.getLogger("orbitkv.vllm")
+
+
+def check_configuration(config: Any) -> None:
+    """Refuse, with the remedy, what could give wrong output or failed requests. ConfigurationError."""
+    if vllm.__version__ not in TESTED_RELEASES:
+        log.warning("vLLM %s was not tested with OrbitKV; tested: %s", vllm.__version__, ", ".join(TESTED_RELEASES))
+    policy = config.kv_transfer_config.kv_load_failure_policy
+    if policy != "recompute":
+        raise ConfigurationError(
+            f"kv_load_failure_policy is {policy!r}, so a failed restore would fail its request: "
+            'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
+        )
+    algorithm = config.cache_config.prefix_caching_hash_algo
+    if str(algorithm).startswith("xxhash"):
+        raise ConfigurationError(
+            f"the prefix hash {algorithm} is seeded at random in each process, so its keys name nothing outside of it: "
+            "start with --prefix-caching-hash-algo sha256_cbor"
+        )
+
+
+def unsupported(config: Any, caches: Any) -> str:
+    """Return why this engine gets no external hits, or an empty string when it does."""
+    parallel = config.parallel_config
+    groups = caches.kv_cache_groups
+    if len(groups) != 1:
+        return f"the model has {len(groups)} cache groups, and one group of full attention is supported"
+    kinds = {type(spec) for spec in specs_of(groups[0].kv_cache_spec)}
+    if not kinds <= set(FULL_SPECS):
+        return f"its cache holds {', '.join(sorted(kind.__name__ for kind in kinds))}, and full attention is supported"
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "context parallelism spreads one block over several ranks, which is not supported"
+    if getattr(parallel, "nnodes", 1) > 1:
+        return "its ranks run on several hosts, and one Cache Manager serves one host"
+    return ""
+
+
+def specs_of(spec: Any) -> list[Any]:
+    """Return the spec of each layer of a group, or the one that all share."""
+    return list(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+
+
+def geometry_of(config: Any) -> Geometry:
+    """Return what the scheduler side must know."""
+    speculative = config.speculative_config
+    # Such a drafter's own KV of the last full page depends on a hidden state that comes with the next token.
+    volatile = 1 if speculative is not None and speculative.use_eagle() else 0
+    return Geometry(config.cache_config.block_size, config.parallel_config.world_size, volatile)
+
+
+def place_of_rank(config: Any, caches: Any) -> RankPlace:
+    """Return this worker's place. All ranks call it together: the first one names the instance for all."""
+    tensor, pipeline = get_tp_group(), get_pp_group()
+    name = f"{config.kv_transfer_config.engine_id}-{secrets.token_hex(4)}"
+    name = tensor.broadcast_object(name, src=0)
+    if pipeline.world_size > 1:
+        name = pipeline.broadcast_object(name, src=0)
+    rank = pipeline.rank_in_group * tensor.world_size + tensor.rank_in_group
+    replicated = all(isinstance(spec, REPLICATED_SPECS) for spec in specs_of(caches.kv_cache_groups[0].kv_cache_spec))
+    first = rank - tensor.rank_in_group
+    return RankPlace(
+        instance=with_replica(name, config.parallel_config),
+        rank=rank,
+        world=tensor.world_size * pipeline.world_size,
+        storage=not replicated or rank == first,
+        slice_rank=first if replicated else rank,
+    )
+
+
+def with_replica(name: str, parallel: Any) -> str:
+    """Return the instance's name with its data-parallel rank; vLLM adds it to the engine's id in its own servers."""
+    index = parallel.data_parallel_index
+    suffix = f"_dp{index}"
+    return name if parallel.data_parallel_size <= 1 or suffix in name else name + suffix
+
+
+def namespace_facts(config: Any, caches: Any, layers: EngineLayers) -> dict[str, str]:
+    """Return the facts of this engine's KV bytes. Reads the weight files unless their digests are known."""
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    target = digest_of(model)
+    log.info("%s", target.describe())
+    facts = {
+        "engine": f"vllm {vllm.__version__}",
+        "weights": target.hex,
+        "model_config": config_digest(model.hf_config),
+        "load_format": str(config.load_config.load_format),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "cache_dtype": str(cache.cache_dtype),
+        "layout": str(caches.kv_cache_layout or cache.kv_cache_layout),
+        "attention": attention_backends(config, layers),
+        "block_tokens": str(cache.block_size),
+        "layers": digest_text(layer.name for layer in layers.layout.layers)
+        if parallel.pipeline_parallel_size == 1
+        else "split",
+        "tensor_parallel": str(parallel.tensor_parallel_size),
+        "pipeline_parallel": str(parallel.pipeline_parallel_size),
+        "hash": hash_schema(str(cache.prefix_caching_hash_algo)),
+        "scope": cache_scope(),
+    }
+    if str(config.load_config.load_format) == "dummy":
+        facts["seed"] = str(model.seed)
+    speculative = config.speculative_config
+    if speculative is not None:
+        facts["speculation"] = str(speculative.method)
+        facts["draft_weights"] = digest_of(speculative.draft_model_config).hex if speculative.draft_model_config else ""
+    return facts
+
+
+def digest_of(model: Any) -> ModelDigest:
+    """Return the digest of a model's files. ConfigurationError when they are not on this host."""
+    if os.environ.get(FINGERPRINT):
+        return model_digest(Path())
+    return model_digest(model_folder(model))
+
+
+def model_folder(model: Any) -> Path:
+    """Return the local folder of a model that the engine has loaded."""
+    path = Path(model.model)
+    if path.is_dir():
+        return path.resolve()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+    except (LocalEntryNotFoundError, ValueError, OSError) as fault:
+        raise ConfigurationError(
+            f"the files of model {model.model} are not on this host ({fault}), so it cannot be told from another: "
+            f"name a local folder, or set {FINGERPRINT} to 64 hexadecimal digits that change with the weights"
+        ) from fault
+
+
+def config_digest(hf_config: Any) -> str:
+    """Return a digest of the model's configuration as it is used, overrides included, without where it came from."""
+    values = hf_config.to_dict()
+    for name in ("_name_or_path", "name_or_path", "transformers_version"):
+        values.pop(name, None)
+    return digest_text([json.dumps(values, sort_keys=True, default=str)])
+
+
+def attention_backends(config: Any, layers: EngineLayers) -> str:
+    """Return the names of the attention backends of the cached layers, each once."""
+    modules: Mapping[str, Any] = config.compilation_config.static_forward_context
+    found = {modules[name].get_attn_backend().get_name() for name in layers.index if name in modules}
+    return ",".join(sorted(found))
+
+
+def hash_schema(algorithm: str) -> str:
+    """Return everything that decides a block's hash beside its content.
+
+    `sha256` hashes pickled objects, so it holds for one Python release; the seed is vLLM's own unless it was given.
+    """
+    release = platform.python_version() if algorithm == "sha256" else ""
+    return "/".join((algorithm, release, os.environ.get("PYTHONHASHSEED", "default")))

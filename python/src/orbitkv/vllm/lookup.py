@@ -1,0 +1,191 @@
+"""Queries of waiting requests: what may be promised to the engine, and for how long.
+
+One lookup a request at most. It moves
+
+    asked ──answer──► settled (a lease, or nothing) ──taken──► (gone: the lease was handed to a restore)
+      │                  └─ expired, changed or finished ──► (gone: query cancelled, lease given back)
+      └─ patience or breaker ──► settled with nothing
+
+vLLM asks again and again for the same request, so an answer must be the same until the request's device prefix or
+its tokens change (I5: then the lookup is dropped and the hashes are asked anew). Only the engine's scheduler thread
+calls in here; nothing here waits longer than `query_wait_us`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orbitkv.client import Lease, Query, State
+from orbitkv.errors import OrbitKVError
+from orbitkv.vllm.breaker import Breaker
+from orbitkv.vllm.session import SchedulerSession
+from orbitkv.vllm.settings import Settings
+from orbitkv.vllm.stats import Stats
+
+LEASE_SECONDS = 1.0  # an answer is kept this long after the first pass that saw it; asking again costs 100 us
+
+
+@dataclass
+class Lookup:
+    """One request's query. `local` are the pages on the device when it was asked, `pages` how many were asked for."""
+
+    session: SchedulerSession
+    query: Query
+    local: int
+    pages: int
+    asked: float
+    settled: float | None = None
+    lease: Lease | None = None
+    held: bool = False
+
+    @property
+    def found(self) -> int:
+        """Return the pages that the lease covers."""
+        return self.lease.pages if self.lease is not None else 0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One question of the engine. `keys` makes the joined keys of pages local to local + pages."""
+
+    request: str
+    local: int
+    pages: int
+    keys: Callable[[], bytes]
+
+
+@dataclass
+class Lookups:
+    """The lookups of all waiting requests."""
+
+    settings: Settings
+    breaker: Breaker
+    stats: Stats
+    clock: Callable[[], float] = time.monotonic
+    _table: dict[str, Lookup] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)  # first question of a request, for its whole patience
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def pending(self) -> int:
+        """Return how many queries have no answer that can be used yet."""
+        return sum(look.settled is None for look in self._table.values())
+
+    def answer(self, session: SchedulerSession, ask: Ask) -> int | None:
+        """Return how many pages are leased for the request, or None for "not yet".
+
+        A lease that is returned is safe from revoke until `end_pass`.
+        """
+        try:
+            return self._answer(session, ask)
+        except OrbitKVError as fault:
+            session.fail(fault)
+            self.drop(ask.request)
+            return 0
+
+    def take(self, request: str) -> Lookup | None:
+        """Return the request's lookup and forget it; its lease is now the caller's."""
+        self._since.pop(request, None)
+        return self._table.pop(request, None)
+
+    def drop(self, request: str) -> None:
+        """Give back what a request holds, keeping what it has waited so far."""
+        look = self._table.pop(request, None)
+        if look is None:
+            return
+        try:
+            if look.lease is not None:
+                self._unhold(look)
+                look.lease.release()
+            else:
+                look.query.cancel()
+        except OrbitKVError as fault:
+            look.session.fail(fault)
+
+    def finish(self, request: str) -> None:
+        """Give back what a request holds; it will not be asked for again."""
+        self.drop(request)
+        self._since.pop(request, None)
+
+    def drop_all(self) -> None:
+        """Give back what every request holds."""
+        for request in list(self._table):
+            self.drop(request)
+
+    def end_pass(self) -> None:
+        """Let revokes win again, and give back what no pass has used for a second."""
+        now = self.clock()
+        for request, look in list(self._table.items()):
+            self._unhold(look)
+            if look.settled is not None and now - look.settled >= LEASE_SECONDS:
+                self.drop(request)
+
+    def _answer(self, session: SchedulerSession, ask: Ask) -> int | None:
+        look = self._table.get(ask.request)
+        if look is not None and not self._still_valid(look, session, ask):
+            self.drop(ask.request)
+            look = None
+        if look is None:
+            if not self.breaker.allows(self.clock()):
+                return 0
+            look = self._submit(session, ask)
+        elif look.settled is None:
+            patient = look.query.state is State.UNANSWERED and self.breaker.allows(self.clock())
+            look.query.refresh(self.settings.query_wait_us if patient else 0)
+        if look.settled is None and not self._settle(ask.request, look):
+            return None
+        if look.lease is not None and not look.held:
+            look.held = look.lease.hold()
+        return look.found
+
+    def _still_valid(self, look: Lookup, session: SchedulerSession, ask: Ask) -> bool:
+        """Return whether an earlier question is still the one that is asked now (I5)."""
+        if look.session is not session or (look.local, look.pages) != (ask.local, ask.pages):
+            return False
+        return look.lease is None or look.held or look.lease.alive
+
+    def _submit(self, session: SchedulerSession, ask: Ask) -> Lookup:
+        query = session.client.query(
+            session.namespace,
+            ask.keys(),
+            instance=session.instance,
+            request=ask.request,
+            wait_us=self.settings.query_wait_us,
+        )
+        look = Lookup(session, query, ask.local, ask.pages, self.clock())
+        self._table[ask.request] = look
+        self._since.setdefault(ask.request, look.asked)
+        return look
+
+    def _settle(self, request: str, look: Lookup) -> bool:
+        """Read the query's state; return whether the answer is final for this request."""
+        now = self.clock()
+        state = look.query.state
+        if state is State.UNANSWERED:
+            self.stats.count("query_unanswered")
+            if self.breaker.allows(now) and not self.breaker.unanswered(now):
+                return False
+            self.drop(request)
+            look.settled = now
+            return True
+        self.breaker.answered()
+        if not state.final:
+            if now - self._since[request] < self.settings.load_wait_seconds:
+                return False
+            # What a request waited for in vain is not asked for again in this life of the lookup.
+            look.query.cancel()
+        elif state is State.READY:
+            look.lease = look.query.lease
+            self.stats.observe("prefetch_duration_seconds", now - look.asked)
+            self.stats.observe("prefetch_blocks", look.found)
+        look.settled = now
+        return True
+
+    def _unhold(self, look: Lookup) -> None:
+        if look.held and look.lease is not None:
+            look.lease.unhold()
+        look.held = False

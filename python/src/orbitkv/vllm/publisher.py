@@ -1,0 +1,278 @@
+"""Publishing on the scheduler side: which blocks are copied out, and who holds them meanwhile.
+
+A batch of blocks moves
+
+    collected (touched) ──reserve──► asked ──answer──► planned ──all ranks copied──► given back
+                                   │ no answer within the call deadline, session lost, reset
+                                   └──────────────────────────────────────────► given back; a late grant is abandoned
+
+- Only confirmed full blocks are taken: the engine has processed the output of a step that came after the blocks were
+  filled, so that neither a rejected draft, a step in flight nor a block shared with a neighbour that is still being
+  filled is ever published.
+- A source is held by a reference of the block pool from its collection until every rank reported that it no longer
+  reads it. So a request ends and is preempted without waiting, and the blocks cannot be written again before. The way
+  back goes through the engine alone: a dead Manager pins no block.
+- Everything runs on the scheduler's thread. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from orbitkv.client import Grant, Reserve
+from orbitkv.errors import OrbitKVError
+from orbitkv.vllm.plans import Progress, PublishPlan
+from orbitkv.vllm.pool import BlockPool
+from orbitkv.vllm.session import SchedulerSession
+from orbitkv.vllm.stats import Stats
+
+RESERVE_PAGES_MAX = 4096  # pages of one reserve; the rest is collected in the next step
+RESERVES_MAX = 16  # unanswered reserves; at the bound nothing is collected
+COPY_PAGES = 32  # pages of one batch of a plan: a batch's blocks are given back together
+HELD_SHARE = 2  # at most one in this many blocks of the pool is held at once
+
+
+@dataclass
+class Tracked:
+    """A request's blocks. `admitted` are the tokens that counted as computed when it was admitted, once they are known.
+
+    What was admitted is confirmed only by the output of a later step: the blocks of a device hit may still be filled by
+    a neighbour in the very step that admitted the request.
+    """
+
+    epoch: int
+    restored: range  # page indexes that came from the Cache Manager
+    blocks: Sequence[int]
+    admitted: int | None = None
+    next: int = 0
+
+
+@dataclass
+class Batch:
+    """Collected pages: their keys' reserve, block ids and when they were asked for."""
+
+    session: SchedulerSession
+    reserve: Reserve
+    blocks: list[int]
+    keys: list[bytes]
+    asked: float
+
+
+@dataclass
+class Planned:
+    """Blocks that workers read, for a reservation of a session."""
+
+    blocks: list[int]
+    keys: list[bytes]
+    session: SchedulerSession
+    reservation: int
+    ranks: int = 0
+
+
+@dataclass
+class Publisher:
+    """See the module's text. `world` is how many ranks report each batch."""
+
+    page_tokens: int
+    world: int
+    deadline_seconds: float
+    stats: Stats
+    volatile_pages: int = 0  # trailing full pages of a request that are not final yet
+    clock: Callable[[], float] = time.monotonic
+    pool: BlockPool | None = None
+    _tracked: dict[str, Tracked] = field(default_factory=dict)
+    _blocks: list[int] = field(default_factory=list)
+    _keys: list[bytes] = field(default_factory=list)
+    _busy: set[bytes] = field(default_factory=set)
+    _asked: list[Batch] = field(default_factory=list)
+    _planned: dict[int, Planned] = field(default_factory=dict)
+    _held: int = 0
+    _tickets: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def held(self) -> int:
+        """Return how many blocks are held."""
+        return self._held
+
+    @property
+    def pending(self) -> bool:
+        """Return whether a later step is needed to finish what was begun."""
+        return bool(self._held)
+
+    def admit(self, request: str, *, epoch: int, restored: range, blocks: Sequence[int]) -> None:
+        """Begin to follow a request that was given blocks; also after a preemption."""
+        self._tracked[request] = Tracked(epoch, restored, blocks)
+
+    def update_blocks(self, request: str, blocks: Sequence[int]) -> None:
+        """Take the engine's complete list of the request's blocks."""
+        if tracked := self._tracked.get(request):
+            tracked.blocks = blocks
+
+    def forget(self, request: str) -> None:
+        """Stop following a preempted request: its blocks are the engine's again, held ones stay held."""
+        self._tracked.pop(request, None)
+
+    def collect(self, progress: Progress, epoch: int) -> None:
+        """Take the confirmed full pages that were not taken before."""
+        tracked = self._tracked.get(progress.request)
+        if tracked is None or tracked.epoch != epoch:
+            return
+        if tracked.admitted is None:
+            tracked.admitted = progress.computed
+        full = min(self._final_pages(progress, tracked), len(tracked.blocks))
+        while tracked.next < full:
+            index = tracked.next
+            if index not in tracked.restored and not self._take(progress.hashes[index], tracked.blocks[index]):
+                return
+            tracked.next = index + 1
+
+    def finish(self, progress: Progress, epoch: int) -> None:
+        """Take what is left of a request that ends now; its blocks go back to the engine right after."""
+        tracked = self._tracked.get(progress.request)
+        if tracked is not None and tracked.admitted is not None and tracked.epoch == epoch:
+            self.collect(progress, epoch)
+            if (skipped := self._final_pages(progress, tracked) - tracked.next) > 0:
+                self.stats.count("save_skipped", skipped)
+        self.forget(progress.request)
+
+    def _final_pages(self, progress: Progress, tracked: Tracked) -> int:
+        """Return how many leading pages of the request can no longer change."""
+        if tracked.admitted is None or progress.confirmed <= tracked.admitted:
+            return 0
+        return min(progress.confirmed // self.page_tokens - self.volatile_pages, len(progress.hashes))
+
+    def end_pass(self, session: SchedulerSession | None) -> list[PublishPlan]:
+        """Take answers, give up on overdue ones, ask for what was collected; return the plans of this step."""
+        plans = [plan for batch in self._answered(session) for plan in self._plan(batch)]
+        self._ask(session)
+        self.stats.gauge("pending_save_requests", len(self._asked) + len(self._planned))
+        return plans
+
+    def copied(self, ticket: int, ranks: int) -> None:
+        """Count ranks that no longer read a batch's blocks; give them back when it was the last one."""
+        planned = self._planned.get(ticket)
+        if planned is None:
+            return
+        planned.ranks += ranks
+        if planned.ranks < self.world:
+            return
+        del self._planned[ticket]
+        self._give_back(planned.blocks, planned.keys)
+        if all(other.reservation != planned.reservation for other in self._planned.values()):
+            planned.session.reservations.discard(planned.reservation)
+
+    def release_unplanned(self) -> None:
+        """Give back everything that no worker reads."""
+        self._give_back(self._blocks, self._keys)
+        self._blocks, self._keys = [], []
+        for batch in self._asked:
+            self._give_up(batch)
+        self._asked = []
+
+    def _take(self, key: bytes, block: int) -> bool:
+        """Hold one block; return False at a bound, where the page is taken in a later step or not at all."""
+        assert self.pool is not None
+        if key in self._busy or block == 0:
+            return True
+        if len(self._keys) >= RESERVE_PAGES_MAX or self._held >= len(self.pool.blocks) // HELD_SHARE:
+            return False
+        self.pool.touch([self.pool.blocks[block]])
+        self._held += 1
+        self._busy.add(key)
+        self._blocks.append(block)
+        self._keys.append(key)
+        return True
+
+    def _give_back(self, blocks: list[int], keys: list[bytes]) -> None:
+        if blocks:
+            assert self.pool is not None
+            # The tail goes first, as the engine itself does: a prefix is worth more than what follows it.
+            self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
+            self._held -= len(blocks)
+            self._busy.difference_update(keys)
+
+    def _ask(self, session: SchedulerSession | None) -> None:
+        if not self._keys:
+            return
+        if session is None:
+            # Nobody to publish to: the pages are recomputed when they are needed again.
+            self.stats.count("save_skipped", len(self._keys))
+            self._give_back(self._blocks, self._keys)
+            self._blocks, self._keys = [], []
+            return
+        if len(self._asked) >= RESERVES_MAX:
+            return
+        blocks, keys = self._blocks, self._keys
+        self._blocks, self._keys = [], []
+        try:
+            reserve = session.client.reserve(session.namespace, b"".join(keys), instance=session.instance, wait_us=0)
+        except OrbitKVError as fault:
+            session.fail(fault)
+            self.stats.count("save_failure", len(keys))
+            self._give_back(blocks, keys)
+            return
+        self._asked.append(Batch(session, reserve, blocks, keys, self.clock()))
+
+    def _answered(self, session: SchedulerSession | None) -> list[Batch]:
+        """Return the batches whose answer came; give up on those that are overdue or whose session is gone."""
+        now = self.clock()
+        ready, waiting = [], []
+        for batch in self._asked:
+            if batch.session is not session:
+                self._give_back(batch.blocks, batch.keys)
+                self.stats.count("save_failure", len(batch.keys))
+            elif self._has_answer(batch):
+                ready.append(batch)
+            elif now - batch.asked >= self.deadline_seconds:
+                self._give_up(batch)
+            else:
+                waiting.append(batch)
+        self._asked = waiting
+        return ready
+
+    def _has_answer(self, batch: Batch) -> bool:
+        try:
+            batch.reserve.refresh()
+        except OrbitKVError as fault:
+            batch.session.fail(fault)
+            return False
+        return batch.reserve.answered
+
+    def _give_up(self, batch: Batch) -> None:
+        """Give the sources back although the reserve is unanswered; the client abandons a grant that still comes."""
+        batch.reserve.drop()
+        self._give_back(batch.blocks, batch.keys)
+        self.stats.count("save_failure", len(batch.keys))
+
+    def _plan(self, batch: Batch) -> list[PublishPlan]:
+        """Split the granted pages into batches for the workers; give the others back at once."""
+        reserve = batch.reserve
+        granted = reserve.granted()
+        others = np.flatnonzero(reserve.grants != Grant.GRANTED)
+        self._give_back([batch.blocks[i] for i in others], [batch.keys[i] for i in others])
+        if len(granted) == 0:
+            return []
+        locations = [reserve.locations(part) for part in range(batch.session.parts)]
+        batch.session.reservations.add(reserve.reservation)
+        plans = []
+        for first in range(0, len(granted), COPY_PAGES):
+            chosen = granted[first : first + COPY_PAGES]
+            ordinals = np.arange(first, first + len(chosen), dtype=np.uint32)
+            blocks = [batch.blocks[i] for i in chosen]
+            ticket = next(self._tickets)
+            self._planned[ticket] = Planned(blocks, [batch.keys[i] for i in chosen], batch.session, reserve.reservation)
+            plans.append(
+                PublishPlan(
+                    ticket,
+                    reserve.reservation,
+                    ordinals,
+                    np.array(blocks, dtype=np.int64),
+                    tuple(np.ascontiguousarray(places[first : first + len(chosen)]) for places in locations),
+                )
+            )
+        return plans

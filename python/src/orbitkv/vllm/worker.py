@@ -1,0 +1,268 @@
+"""The side in each of vLLM's workers: it copies, makes the forward wait layer by layer, and reports.
+
+One step on the engine's worker thread:
+
+    start_load_kv    `start`        submit the step's restores; may come after the forward in steps without any
+    layer hooks      `wait_layer`   let the forward pass a layer once its bytes are there
+    get_finished     `end_step`     every restore is terminal now; submit the step's publishes
+    ...              `load_errors`  blocks that must be recomputed
+    ...              `report`       batches whose sources nobody reads any more
+
+Terminal results go to the Cache Manager from the thread that copied, at once; the engine's own way back (`report`)
+only gives block references back, so that it works without a Manager.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from orbitkv.errors import ConfigurationError, OrbitKVError
+from orbitkv.timeline import Stage, Timeline
+from orbitkv.transfer import CopyPlan, KVLayout, Restore, Transfer
+from orbitkv.vllm.attachment import Attachment, RankPlace
+from orbitkv.vllm.golden import GoldenCheck, PageAccess
+from orbitkv.vllm.link import Link
+from orbitkv.vllm.plans import GoldenLoan, GoldenResult, PublishPlan, RestorePlan, SlicePlace, StepPlan, StepReport
+from orbitkv.vllm.settings import Settings
+from orbitkv.vllm.stats import Stats
+
+POISON = 0x5A
+
+log = logging.getLogger("orbitkv.vllm")
+
+
+@dataclass(frozen=True)
+class EngineLayers:
+    """The engine's registered tensors: layout, access by block, and the layer index of each of vLLM's layer names."""
+
+    layout: KVLayout
+    pages: PageAccess
+    index: Mapping[str, int]
+
+
+@dataclass
+class Running:
+    """A restore of this step. `usable` turns false at the first layer that did not arrive."""
+
+    plan: RestorePlan
+    restore: Restore
+    begun: float
+    usable: bool = True
+
+
+class WorkerSide:
+    """See the module's text. `facts` are the namespace facts of this rank."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: RankPlace,
+        layers: EngineLayers,
+        facts: Mapping[str, str],
+        timeline: Timeline,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._place = place
+        self._layers = layers
+        self._facts = facts
+        self._timeline = timeline
+        self._clock = clock
+        self.stats = Stats()
+        self._running: list[Running] = []
+        self._errors: set[int] = set()
+        self._lock = threading.Lock()  # guards _report, which copying threads and the golden thread fill
+        self._report = StepReport()
+        self._proven = b""
+        self._epoch = 0
+        self._link: Link[Attachment] = Link(f"worker {place.rank}", self._connect)
+        if settings.fault.on:
+            log.warning("FAULT INJECTION is on (%s): this worker computes wrong output on purpose", settings.fault)
+
+    @property
+    def proven(self) -> bytes:
+        """Return the incarnation of the Manager with which the golden round trip passed at start."""
+        return self._proven
+
+    def begin(self) -> None:
+        """Connect, attach and prove the tensors while every block is spare; ConfigurationError on other bytes."""
+        self._link.start()
+        attachment = self._link.session
+        if attachment is None or not attachment.attached or self._layers.layout.blocks < 3:
+            return
+        # Block 0 is the engine's null block.
+        result = self._golden(attachment, 1, 2)
+        if result is GoldenResult.MISMATCH:
+            self._link.stop()
+            raise ConfigurationError(
+                "the golden round trip brought back other bytes than it stored, so restored KV would be wrong. "
+                "Start the engine without OrbitKV, and report its release, attention backend and KV layout."
+            )
+        if result is GoldenResult.PASSED:
+            self._proven = attachment.incarnation
+
+    def start(self, plan: StepPlan) -> None:
+        """Submit the restores of this step; what cannot be submitted becomes a load error."""
+        self._epoch = plan.epoch
+        self._errors.update(plan.lost)
+        attachment = self._link.session_of(plan.incarnation)
+        for restore in plan.restores:
+            self._restore(attachment, plan, restore)
+
+    def wait_layer(self, name: str) -> None:
+        """Hold the forward until a layer's bytes are in place. It does nothing in a step without restores."""
+        if not self._running:
+            return
+        layer = self._layers.index.get(name)
+        if layer is None or layer == self._settings.fault.skip_layer:
+            return
+        begin = self._clock()
+        for running in self._running:
+            # TransferStalled is not caught: the destination is unknown then, and only the engine's end is safe.
+            running.usable = running.restore.wait_layer(layer) and running.usable
+            self._timeline.record(Stage.LAYER_USED, running.plan.request, layer=layer)
+            if self._settings.fault.corrupt_restore:
+                self._overwrite(layer, running.plan, lambda content: ~content)
+        self.stats.observe("layer_wait_seconds", self._clock() - begin)
+
+    def end_step(self, plan: StepPlan) -> None:
+        """Wait for the end of every restore of the step (I2), then submit its publishes and golden check."""
+        for running in self._running:
+            arrived = running.restore.wait_all() and running.usable
+            self._timeline.record(Stage.GPU_READY, running.plan.request, success=arrived)
+            if not arrived:
+                self._errors.update(running.plan.blocks.tolist())
+        self._running = []
+        attachment = self._link.session_of(plan.incarnation)
+        for publish in plan.publishes:
+            self._publish(attachment, plan, publish)
+        if plan.golden is not None:
+            self._answer_loan(attachment, plan.golden)
+
+    def load_errors(self) -> set[int]:
+        """Return the blocks whose restore failed since the last call."""
+        errors, self._errors = self._errors, set()
+        return errors
+
+    def report(self) -> StepReport:
+        """Return what no longer needs the scheduler side's references since the last call."""
+        with self._lock:
+            report, self._report = self._report, StepReport()
+        return report
+
+    def close(self) -> None:
+        """Let running copies end and detach."""
+        self._link.stop()
+
+    def _connect(self, previous: Attachment | None) -> Attachment:
+        return Attachment(self._settings, self._place, self._layers.layout, self._facts, previous, self._epoch)
+
+    def _restore(self, attachment: Attachment | None, plan: StepPlan, restore: RestorePlan) -> None:
+        begin = self._clock()
+        pages = len(restore.blocks)
+        if attachment is None:
+            self._refuse_restore(restore, "its Cache Manager is gone")
+            return
+        if self._settings.fault.poison_destination:
+            for layer in range(len(self._layers.layout.layers)):
+                self._overwrite(layer, restore, lambda content: np.full_like(content, POISON))
+
+        def done(transfer: Transfer) -> None:
+            attachment.restored(restore.lease, transfer.ok, pages)
+            self.stats.count("load_success" if transfer.ok else "load_failure")
+            if transfer.ok:
+                self.stats.count("load_bytes", transfer.bytes)
+                self.stats.observe("load_duration_seconds", self._clock() - begin)
+                self.stats.observe("load_blocks", pages)
+
+        try:
+            place = slice_of(plan.slices, self._place.slice_rank)
+            copies = CopyPlan(
+                self._layers.layout, restore.blocks, restore.locations[place.part], place.offset, restore.request
+            )
+            submitted = attachment.backend.restore(copies, on_done=done)
+        except OrbitKVError as fault:
+            attachment.restored(restore.lease, False, pages)
+            self._refuse_restore(restore, str(fault))
+            return
+        self._timeline.record(Stage.RESTORE_SUBMIT, restore.request, pages=pages, bytes=copies.bytes)
+        self._running.append(Running(restore, submitted, begin))
+
+    def _refuse_restore(self, restore: RestorePlan, reason: str) -> None:
+        log.warning(
+            "restore of %d pages of request %s: %s; they are recomputed", len(restore.blocks), restore.request, reason
+        )
+        self.stats.count("load_failure")
+        self._errors.update(restore.blocks.tolist())
+
+    def _publish(self, attachment: Attachment | None, plan: StepPlan, publish: PublishPlan) -> None:
+        begin = self._clock()
+        ranges = [(int(publish.ordinals[0]), len(publish.ordinals))]
+        if attachment is None or not self._place.storage:
+            self._let_go(publish.ticket)
+            return
+
+        def done(transfer: Transfer) -> None:
+            self._let_go(publish.ticket)
+            if transfer.ok:
+                attachment.committed(publish.reservation, ranges)
+                self.stats.count("save_success", transfer.plan.pages)
+                self.stats.count("save_bytes", transfer.bytes)
+                self.stats.observe("save_duration_seconds", self._clock() - begin)
+                self.stats.observe("save_blocks", transfer.plan.pages)
+            else:
+                attachment.abandoned(publish.reservation, ranges)
+                self.stats.count("save_failure", transfer.plan.pages)
+
+        try:
+            place = slice_of(plan.slices, self._place.rank)
+            copies = CopyPlan(self._layers.layout, publish.blocks, publish.locations[place.part], place.offset)
+            attachment.backend.publish(copies, after=None, on_done=done)
+        except OrbitKVError as fault:
+            log.warning("publish of %d pages: %s; they stay unpublished", len(publish.blocks), fault)
+            attachment.abandoned(publish.reservation, ranges)
+            self.stats.count("save_failure", len(publish.blocks))
+            self._let_go(publish.ticket)
+
+    def _let_go(self, ticket: int) -> None:
+        with self._lock:
+            self._report.copied[ticket] = self._report.copied.get(ticket, 0) + 1
+
+    def _answer_loan(self, attachment: Attachment | None, loan: GoldenLoan) -> None:
+        """Run the golden round trip beside the engine; its answer rides on a later step."""
+        if attachment is None or not attachment.attached:
+            self._golden_done(loan.loan, GoldenResult.NOT_RUN)
+            return
+        threading.Thread(
+            target=lambda: self._golden_done(loan.loan, self._golden(attachment, loan.source, loan.target)),
+            name="orbitkv-golden",
+            daemon=True,
+        ).start()
+
+    def _golden(self, attachment: Attachment, source: int, target: int) -> GoldenResult:
+        check = GoldenCheck(
+            attachment.client, attachment.backend, self._layers.layout, self._layers.pages, self._settings.call_seconds
+        )
+        return check.run(source, target)
+
+    def _golden_done(self, loan: int, result: GoldenResult) -> None:
+        with self._lock:
+            self._report.golden[loan] = (1, result)
+
+    def _overwrite(self, layer: int, restore: RestorePlan, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        for block in restore.blocks.tolist():
+            self._layers.pages.write(layer, block, change(self._layers.pages.read(layer, block)))
+
+
+def slice_of(slices: tuple[SlicePlace, ...], rank: int) -> SlicePlace:
+    """Return where a rank's slice lies. ConfigurationError when the namespace has none."""
+    for place in slices:
+        if place.rank == rank:
+            return place
+    raise ConfigurationError(f"the namespace holds no slice of rank {rank}")
