@@ -1,0 +1,335 @@
+"""The client of the Cache Manager: one session of one process, usable without any engine.
+
+    with CacheManagerClient(role=Role.WORKER) as client:
+        client.attach("engine-1", 0, 1, slice_bytes=1 << 20, facts={"model": "..."})
+        client.wait_arenas()
+
+Threads: every method may be called from any thread. Whoever waits for an answer reads the socket itself. A second
+thread, started with the first arena or notice, maps arenas, calls `on_arena` and says `mapped`, and calls `on_notice`;
+neither ever holds up an answer. A client belongs to the process that made it and must not be used after a fork.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+from orbitkv import __version__, _wire
+from orbitkv._arenas import Arena, ArenaTable
+from orbitkv._channel import Channel
+from orbitkv._connect import connect
+from orbitkv._leases import LeaseState, LeaseTable
+from orbitkv._pages import Namespace, Range, Slice, key_parts, namespace_of, ranges_of
+from orbitkv._pushes import Pushes
+from orbitkv._query import REVISION, Lease, Operations, Query, State
+from orbitkv._reply import Message
+from orbitkv._reserve import Reserve
+from orbitkv._wire import ALL_RANKS, KEY_BYTES, Grant, Notice, Outcome, Role, Status, Topic, Writer
+from orbitkv.errors import CallTimeout, ChannelClosed, ChannelError, ManagerUnavailable, ProtocolError, Refused
+
+__all__ = [
+    "ALL_RANKS",
+    "KEY_BYTES",
+    "Arena",
+    "CacheManagerClient",
+    "Grant",
+    "Lease",
+    "LeaseState",
+    "Limits",
+    "Namespace",
+    "Notice",
+    "Outcome",
+    "Query",
+    "Range",
+    "Reserve",
+    "Role",
+    "Slice",
+    "State",
+    "Status",
+    "Topic",
+    "Writer",
+    "ranges_of",
+]
+
+M = TypeVar("M")
+TIMEOUT_MS = 5000
+
+
+class Limits(NamedTuple):
+    """What the Manager said in its welcome."""
+
+    frame_bytes_max: int
+    operation_keys_max: int
+    session_operations_max: int
+    pool_bytes: int
+
+
+class CacheManagerClient:
+    """One session with the Cache Manager. Connects at once; a context manager that closes at its end.
+
+    `socket` is a path, else see `orbitkv._connect`. `timeout_ms` bounds every call that has no bound of its own.
+    `on_arena(arena)` runs before the arena is said to be mapped: an exception means that it is unusable here.
+    `on_notice(notice)` is called for pushes about reservations and instances.
+
+    ManagerUnavailable when nobody answers, Refused when the Manager refuses the session (ABI, user, limits).
+    """
+
+    def __init__(
+        self,
+        socket: str | None = None,
+        *,
+        role: Role = Role.TOOL,
+        name: str = "",
+        timeout_ms: int = TIMEOUT_MS,
+        on_arena: Callable[[Arena], None] | None = None,
+        on_notice: Callable[[Notice], None] | None = None,
+    ) -> None:
+        self.timeout_ms = timeout_ms
+        self._arenas = ArenaTable()
+        self._leases = LeaseTable()
+        self._queries: dict[int, Query] = {}
+        self._operations = itertools.count(1)
+        self._submitting = threading.Lock()
+        connection, self.path = connect(socket)
+        self._pushes = Pushes(self._arenas, on_arena, on_notice)
+        self._channel = Channel(connection, self._pushed)
+        self._pushes.answer = self._channel.report
+        self._session = Operations(self._channel, self._leases, self._forget)
+        welcome = self._hello(role, name or f"orbitkv-python/{__version__} pid {os.getpid()}")
+        self.incarnation = welcome.incarnation
+        self.token = welcome.token
+        self.limits = Limits(*welcome[3:])
+
+    def __enter__(self) -> CacheManagerClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Return whether the channel is open. A closed one stays closed: make a new client."""
+        return self._channel.closed is None
+
+    @property
+    def closed_because(self) -> str | None:
+        """Return why the channel closed, or None while it is open."""
+        return self._channel.closed
+
+    @property
+    def arenas(self) -> Mapping[int, Arena]:
+        """Return the arenas mapped so far, by id."""
+        return self._arenas
+
+    @property
+    def leases_in_use(self) -> list[int]:
+        """Return the leases that were begun through this client and have not ended, for a resume."""
+        return self._leases.in_use()
+
+    def close(self) -> None:
+        """Close the session and unmap the arenas; memory that a copy still views stays until the copy ends."""
+        self._channel.close()
+        self._pushes.close()
+        self._arenas.close()
+
+    # Membership.
+
+    def attach(
+        self,
+        instance: str,
+        rank: int,
+        world: int,
+        *,
+        slice_bytes: int,
+        storage: bool = True,
+        numa: int = -1,
+        writer: Writer | str = Writer.HOST,
+        backend: str = "host",
+        facts: Mapping[str, str],
+        epoch: int = 0,
+    ) -> int:
+        """Join an instance as one rank and return how many ranks are attached. Refused names a fact that differs.
+
+        `slice_bytes` are the unpadded bytes of this rank's slice of one page. Arenas follow; see `wait_arenas`.
+        """
+        kind = Writer[writer.upper()] if isinstance(writer, str) else writer
+        size = slice_bytes if storage else 0
+        message = _wire.Attach(instance, rank, world, storage, size, numa, kind, backend, epoch, facts)
+        return self._call(message, _wire.Done).value
+
+    def detach(self, instance: str) -> None:
+        """Leave an instance; no copy of this process may run."""
+        self._call(_wire.Detach(instance), _wire.Done)
+
+    def wait_arenas(self, minimum: int = 1, timeout: float | None = None) -> int:
+        """Wait until `minimum` arenas are mapped or `timeout` seconds passed; return how many are."""
+        return self._arenas.wait(minimum, self.timeout_ms / 1e3 if timeout is None else timeout)
+
+    def register(self, instance: str) -> Namespace:
+        """Become the scheduler of an instance. Refused with status NOT_READY until every rank attached."""
+        return namespace_of(self._call(_wire.Register(instance), _wire.Registered))
+
+    def new_epoch(self, instance: str, epoch: int) -> Namespace:
+        """Replace the instance's namespace by one of another epoch (64 random bits); old pages are out of reach."""
+        return namespace_of(self._call(_wire.Epoch(instance, epoch), _wire.Registered))
+
+    def open_private(self, slice_bytes: int) -> Namespace:
+        """Open this session's own namespace of one slice, for the golden round trip."""
+        return namespace_of(self._call(_wire.Private(True, slice_bytes), _wire.Registered))
+
+    def close_private(self) -> None:
+        """Drop this session's own namespace and its pages."""
+        self._call(_wire.Private(False, 0), _wire.Done)
+
+    def resume(
+        self, token: bytes, leases: Sequence[int] = (), reservations: Sequence[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        """Take over from an older session of this process what it still uses; the rest of that session is closed.
+
+        Returns the leases and reservations taken over. Refused when the Manager does not know the token.
+        """
+        answer = self._call(_wire.Resume(token, tuple(leases), tuple(reservations)), _wire.Resumed)
+        for lease in answer.leases:
+            self._leases.adopt(lease)
+        return list(answer.leases), list(answer.reservations)
+
+    # Restoring.
+
+    def query(
+        self,
+        namespace: Namespace,
+        keys: bytes,
+        *,
+        instance: str,
+        request: str = "",
+        group: int = 0,
+        wait_us: int | None = 1000,
+    ) -> Query:
+        """Ask for the longest prefix of `keys` (32 bytes each) that is in memory, and wait at most `wait_us` for it.
+
+        A query without an answer by then is UNANSWERED: `refresh` takes the answer later. With None the client's
+        own timeout bounds the wait and CallTimeout ends it.
+        """
+        self._check_keys(keys)
+        parts = key_parts(keys)
+        with self._submitting:
+            query = Query(self._session, next(self._operations), namespace)
+            self._queries[query.operation] = query
+            whole = _wire.Query(
+                query.operation, REVISION, 0, len(parts), namespace.handle, group, instance, request, parts[0]
+            )
+            try:
+                query.submit([whole._replace(part=i, keys=part) for i, part in enumerate(parts)])
+            except ChannelError:
+                self._forget(query.operation)
+                raise
+        if (
+            query.refresh(self.timeout_ms * 1000 if wait_us is None else wait_us) is State.UNANSWERED
+            and wait_us is None
+        ):
+            query.cancel()
+            raise CallTimeout(f"a query of {len(keys) // KEY_BYTES} keys was not answered in {self.timeout_ms} ms")
+        return query
+
+    def restored(self, lease: int, rank: int, ok: bool, bytes_: int, ranges: Sequence[Range]) -> None:
+        """Report the terminal result of a consumer's copy of pages of a begun lease; bytes are those that arrived.
+
+        ChannelClosed when it cannot be told: the owner resumes and tells it on the new session.
+        """
+        pages = sum(count for _, count in ranges)
+        pieces = range_parts(ranges)
+        shares = [bytes_ * sum(count for _, count in piece) // pages for piece in pieces[:-1]]
+        for piece, share in zip(pieces, [*shares, bytes_ - sum(shares)], strict=True):
+            self._channel.report(_wire.Restored(lease, rank, ok, share, piece))
+
+    # Publishing.
+
+    def reserve(
+        self, namespace: Namespace, keys: bytes, *, instance: str, group: int = 0, wait_us: int | None = 1000
+    ) -> Reserve:
+        """Ask for extents to publish the pages of `keys` into; waits like `query`."""
+        self._check_keys(keys)
+        parts = key_parts(keys)
+        with self._submitting:
+            reserve = Reserve(self._session, next(self._operations), namespace, len(keys) // KEY_BYTES)
+            whole = _wire.Reserve(
+                reserve.operation, REVISION, 0, len(parts), namespace.handle, group, instance, parts[0]
+            )
+            reserve.submit([whole._replace(part=i, keys=part) for i, part in enumerate(parts)])
+        if not reserve.refresh(self.timeout_ms * 1000 if wait_us is None else wait_us) and wait_us is None:
+            reserve.drop()
+            raise CallTimeout(f"a reserve of {len(keys) // KEY_BYTES} keys was not answered in {self.timeout_ms} ms")
+        return reserve
+
+    def committed(self, reservation: int, rank: int, ranges: Sequence[Range]) -> None:
+        """Report that a rank's slices of these granted pages are complete. ChannelClosed when it cannot be told."""
+        for piece in range_parts(ranges):
+            self._channel.report(_wire.Committed(reservation, rank, piece))
+
+    def abandoned(self, reservation: int, rank: int, ranges: Sequence[Range]) -> None:
+        """Report that a rank's slices (ALL_RANKS: those never handed to a rank) will not be written."""
+        for piece in range_parts(ranges):
+            self._channel.report(_wire.Abandoned(reservation, rank, piece))
+
+    # Inside.
+
+    def _hello(self, role: Role, name: str) -> _wire.Welcome:
+        try:
+            return self._call(_wire.Hello(_wire.ABI, role, name), _wire.Welcome)
+        except (Refused, ChannelError) as fault:
+            self.close()
+            if isinstance(fault, ChannelClosed) and self._channel.farewell is not None:
+                raise self._channel.farewell from fault
+            if isinstance(fault, ChannelClosed | CallTimeout):
+                raise ManagerUnavailable([(self.path, str(fault))]) from fault
+            raise
+
+    def _call(self, message: Message, answer: type[M]) -> M:
+        head = self._channel.call(message, self.timeout_ms / 1e3)[0]
+        if not isinstance(head, answer):
+            self._channel.close(f"the answer of {type(message).__name__} was a {type(head).__name__}")
+            raise ProtocolError(
+                f"the Manager answered {type(message).__name__.lower()} with {type(head).__name__.lower()}"
+            )
+        return head
+
+    def _check_keys(self, keys: bytes) -> None:
+        count, rest = divmod(len(keys), KEY_BYTES)
+        if rest or not 0 < count <= self.limits.operation_keys_max:
+            raise ProtocolError(
+                f"an operation has 1 to {self.limits.operation_keys_max} keys of {KEY_BYTES} bytes, "
+                f"got {len(keys)} bytes"
+            )
+
+    def _forget(self, operation: int) -> None:
+        self._queries.pop(operation, None)
+
+    def _pushed(self, message: Message, descriptor: int | None) -> None:
+        """Handle what the Manager pushes; called by the thread that reads, so nothing here waits."""
+        try:
+            if isinstance(message, _wire.Revoke):
+                lease = message.lease
+                self._leases.revoke(lease, lambda yielded: self._channel.report(_wire.Revoked(lease, yielded)))
+            elif isinstance(message, _wire.Ping):
+                self._channel.report(_wire.Pong(message.nonce))
+            elif isinstance(message, _wire.Arena) and descriptor is not None:
+                self._pushes.arena(message, descriptor)
+            elif isinstance(message, _wire.Notice):
+                query = self._queries.get(message.id) if message.topic is Topic.QUERY else None
+                if query is not None:
+                    self._channel.complete(query.notice)
+                self._pushes.notice(message)
+            elif not isinstance(message, _wire.Pong):
+                raise ProtocolError(f"the Manager pushed a {type(message).__name__.lower()}")
+        except ChannelClosed:
+            return  # Nobody is left to answer.
+
+
+def range_parts(ranges: Sequence[Range]) -> list[Sequence[Range]]:
+    """Return ranges cut into the parts that fit a frame."""
+    size = _wire.FRAME_RANGES_MAX
+    return [ranges[at : at + size] for at in range(0, len(ranges), size)]

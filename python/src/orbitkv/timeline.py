@@ -1,0 +1,66 @@
+"""Timeline records: one log line `cache_timeline {json}` per stage of a request, when ORBITKV_TRACE_TRANSFERS=1.
+
+A record names the request, the process and the time; it never holds tokens or keys. `monotonic_ns` compares only
+inside one process. Writing goes through the logger `orbitkv.timeline`, which gets its own handler on stderr, since an
+engine's logging configuration may drop what it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from enum import Enum
+
+SWITCH = "ORBITKV_TRACE_TRANSFERS"
+PREFIX = "cache_timeline "
+
+
+class Stage(str, Enum):
+    """What happened. The words are those of the metrics and of the Manager's own records."""
+
+    QUEUED = "queued"  # the engine accepted the request
+    RESTORE_SUBMIT = "restore_submit"  # the copies of its pages were handed to the backend
+    LAYER_READY = "layer_ready"  # the last byte of one layer arrived
+    LAYER_USED = "layer_used"  # the engine's forward passed the wait of one layer
+    GPU_READY = "gpu_ready"  # every layer arrived, or the restore failed (field success)
+    FIRST_USE = "first_use"  # the first step that computes for the request
+
+
+class Timeline:
+    """Writes records of one engine process. Thread-safe; does nothing unless it is enabled."""
+
+    def __init__(self, engine: str, enabled: bool | None = None) -> None:
+        self.enabled = os.environ.get(SWITCH) == "1" if enabled is None else enabled
+        self._engine = engine
+        self._pid = os.getpid()
+        self._log = logging.getLogger("orbitkv.timeline")
+        if self.enabled and not self._log.handlers:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter("%(message)s"))
+            self._log.addHandler(handler)
+            self._log.setLevel(logging.INFO)
+
+    def record(self, stage: Stage, request: str, **fields: int | float | str | bool) -> None:
+        """Write one record. `fields` are numbers and short words, never tokens or keys."""
+        if not self.enabled:
+            return
+        head = {
+            "stage": stage.value,
+            "request_id": request,
+            "engine": self._engine,
+            "pid": self._pid,
+            "monotonic_ns": time.monotonic_ns(),
+        }
+        self._log.info("%s%s", PREFIX, json.dumps({**head, **fields}, separators=(",", ":")))
+
+
+def parse(line: str) -> dict[str, object] | None:
+    """Return the record that a log line carries, or None when it carries none."""
+    at = line.find(PREFIX)
+    if at < 0:
+        return None
+    record = json.loads(line[at + len(PREFIX) :])
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,85 @@
+"""Copies between engine pages and arenas: the plan, the interface of a backend and the factory.
+
+A plan names whole pages: for each an engine block and the location of the page's part in an arena. Layer l of a page
+lies at `slice_offset + layer.offset` of that location, unpadded, all layers in forward order. A backend copies layer
+by layer and says when each layer of a restore is in place, so that the engine's forward overlaps with the copy. One
+layer of one plan is one batch of pieces, which suits a device's batch copy with one event a layer.
+
+Whoever submits never blocks; queues are bounded and refuse (TransferError) when they are full. `on_done` is called
+once for each accepted plan, by the thread that copied, at once: terminal reports go to the Cache Manager from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from orbitkv._arenas import Arena
+from orbitkv.errors import ConfigurationError
+from orbitkv.transfer._host import HostBackend
+from orbitkv.transfer._plan import CopyPlan, KVLayout, LayerLayout, TensorLike
+from orbitkv.transfer._transfer import Publish, Restore, Transfer
+
+__all__ = [
+    "BACKENDS",
+    "CopyPlan",
+    "Gate",
+    "HostBackend",
+    "KVLayout",
+    "LayerLayout",
+    "Publish",
+    "Restore",
+    "TensorLike",
+    "Transfer",
+    "TransferBackend",
+    "make_backend",
+]
+
+BACKENDS = ("host",)
+
+
+class Gate(Protocol):
+    """What a publish waits for before it reads its sources; `threading.Event` is one."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait at most `timeout` seconds; return whether the sources are written."""
+        ...
+
+
+class TransferBackend(Protocol):
+    """What an adapter asks of a backend. Thread-safe."""
+
+    @property
+    def name(self) -> str:
+        """Return the backend's name, as it stands in `attach`, logs and metrics."""
+        ...
+
+    def register_arena(self, arena: Arena) -> None:
+        """Make an arena usable in plans. Any OrbitKVError means that it is not."""
+        ...
+
+    def unregister_arena(self, arena: int) -> None:
+        """Refuse the arena in later plans; copies that run keep it mapped until they end."""
+        ...
+
+    def restore(self, plan: CopyPlan, *, on_done: Callable[[Transfer], None]) -> Restore:
+        """Submit arena-to-engine copies. TransferError when nothing was submitted."""
+        ...
+
+    def publish(self, plan: CopyPlan, *, after: Gate | None, on_done: Callable[[Transfer], None]) -> Publish:
+        """Submit engine-to-arena copies that start once `after` opens. TransferError when nothing was submitted."""
+        ...
+
+    def close(self) -> None:
+        """Finish what runs, fail what has not begun, and join the threads."""
+        ...
+
+
+def make_backend(name: str, *, layer_delay_us: int = 0) -> TransferBackend:
+    """Return the backend of that name. `layer_delay_us` slows the host backend down, for tests.
+
+    ConfigurationError names the backends that exist.
+    """
+    if name == "host":
+        return HostBackend(layer_delay_us=layer_delay_us)
+    raise ConfigurationError(f"transfer backend {name!r} does not exist; choose one of: {', '.join(BACKENDS)}")

@@ -1,0 +1,160 @@
+"""What a copy moves: the engine's layers, the blocks and the locations, all checked before a byte moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from orbitkv._arenas import Bytes
+from orbitkv.errors import ConfigurationError, TransferError
+
+LOCATION_ARENA_BIT = 48  # a location is arena << 48 | byte offset
+LOCATION_OFFSET_MASK = np.uint64((1 << LOCATION_ARENA_BIT) - 1)
+
+Blocks = npt.NDArray[np.int64]
+Locations = npt.NDArray[np.uint64]
+
+
+class TensorLike(Protocol):
+    """The part of a torch tensor that a layout is read from; the first dimension is the block."""
+
+    @property
+    def shape(self) -> Any:
+        """Return the sizes of the dimensions."""
+        ...
+
+    def stride(self) -> Any:
+        """Return the strides in elements."""
+        ...
+
+    def element_size(self) -> int:
+        """Return the bytes of one element."""
+        ...
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        ...
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """Block b of a layer is `block_bytes` contiguous bytes at `address + b * block_stride`.
+
+    `offset` is where the layer lies in a page's slice.
+    """
+
+    name: str
+    address: int
+    blocks: int
+    block_stride: int
+    block_bytes: int
+    offset: int
+
+    @cached_property
+    def rows(self) -> Bytes:
+        """Return the engine's memory as writable rows of blocks; the layout's owner keeps it alive."""
+        return np.asarray(ForeignRows(self.address, (self.blocks, self.block_bytes), (self.block_stride, 1)))
+
+
+class ForeignRows:
+    """Memory of the engine under an address, in the form that numpy takes."""
+
+    def __init__(self, address: int, shape: tuple[int, int], strides: tuple[int, int]) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "data": (address, False),
+            "shape": shape,
+            "strides": strides,
+        }
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """All layers of one rank in forward order. `owner` keeps the tensors' memory alive as long as the layout."""
+
+    layers: tuple[LayerLayout, ...]
+    blocks: int
+    slice_bytes: int
+    owner: object = field(repr=False, compare=False)
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, TensorLike], blocks: int | None = None) -> KVLayout:
+        """Read the layout of registered tensors, in the mapping's order, which must be the forward's.
+
+        `blocks` is the engine's number of blocks; a tensor may hold each as several adjoining kernel blocks.
+        ConfigurationError when a block of a layer is not one contiguous run of bytes.
+        """
+        layers = []
+        offset = 0
+        count = blocks if blocks is not None else min((int(t.shape[0]) for t in tensors.values()), default=0)
+        for name, tensor in tensors.items():
+            layer = read_layer(name, tensor, count, offset)
+            layers.append(layer)
+            offset += layer.block_bytes
+        if not layers or count <= 0:
+            raise ConfigurationError("the engine registered no KV tensors, so there is nothing to cache")
+        return KVLayout(tuple(layers), count, offset, tensors)
+
+
+def read_layer(name: str, tensor: TensorLike, blocks: int, offset: int) -> LayerLayout:
+    """Read one layer; see KVLayout.from_tensors."""
+    shape = [int(n) for n in tensor.shape]
+    strides = [int(n) * tensor.element_size() for n in tensor.stride()]
+    if blocks <= 0 or shape[0] % blocks:
+        raise ConfigurationError(f"layer {name} holds {shape[0]} blocks, which is no multiple of the engine's {blocks}")
+    ratio = shape[0] // blocks
+    dense = tensor.element_size()
+    for stride, size in sorted(zip(strides[1:], shape[1:], strict=True)):
+        if size > 1 and stride != dense:
+            raise ConfigurationError(
+                f"a block of layer {name} is not contiguous (shape {shape}, strides {strides} bytes): "
+                "choose a KV layout whose block dimension is outside of heads and tokens"
+            )
+        dense *= size
+    if ratio > 1 and strides[0] != dense:
+        raise ConfigurationError(f"the {ratio} kernel blocks of one block of layer {name} do not adjoin")
+    return LayerLayout(name, tensor.data_ptr(), blocks, strides[0] * ratio, dense * ratio, offset)
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """Pages to copy: `blocks[i]` in the engine and `locations[i]` in an arena belong together.
+
+    `slice_offset` is where this rank's slice lies in the located part; `request` names the request in the timeline.
+    """
+
+    layout: KVLayout
+    blocks: Blocks
+    locations: Locations
+    slice_offset: int = 0
+    request: str = ""
+
+    @property
+    def pages(self) -> int:
+        """Return how many pages the plan copies."""
+        return len(self.blocks)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that the whole plan copies."""
+        return len(self.blocks) * self.layout.slice_bytes
+
+    def check(self) -> None:
+        """Check lengths and block ids; TransferError names the first fault. Locations are checked by the backend."""
+        if len(self.blocks) != len(self.locations):
+            raise TransferError(f"a plan of {len(self.blocks)} blocks names {len(self.locations)} locations")
+        if len(self.blocks) == 0:
+            raise TransferError("a plan without pages copies nothing")
+        low, high = int(self.blocks.min()), int(self.blocks.max())
+        if low < 0 or high >= self.layout.blocks:
+            raise TransferError(
+                f"block {low if low < 0 else high} is outside of the engine's {self.layout.blocks} blocks"
+            )
+        if len(np.unique(self.blocks)) != len(self.blocks):
+            raise TransferError("a plan names one engine block twice")

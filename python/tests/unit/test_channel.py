@@ -1,0 +1,557 @@
+"""The channel and the client against a scripted peer: who reads, what never blocks, what closes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orbitkv import _wire
+from orbitkv._channel import PENDING_MAX, QUEUE_BYTES_MAX, Channel
+from orbitkv._reply import Reply
+from orbitkv.client import ALL_RANKS, CacheManagerClient, Namespace, Notice, Role, State, Status, Topic, ranges_of
+from orbitkv.errors import (
+    CallTimeout,
+    ChannelClosed,
+    ChannelFull,
+    LeaseLost,
+    ManagerUnavailable,
+    ProtocolError,
+    Refused,
+)
+
+DEADLINE = 60.0
+SPACE = Namespace(3, 0, 8192, (8192,), ())
+SEALS = 0x0002 | 0x0004 | 0x0001
+
+
+class Peer:
+    """The Manager's end of one connection, driven by the test."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(DEADLINE)
+        self.socket = connection
+
+    def take(self) -> tuple[int, _wire.Message]:
+        head = self._exactly(_wire.HEADER_BYTES)
+        return _wire.decode(head + self._exactly(_wire.frame_bytes(head) - len(head)))
+
+    def expect(self, kind: type) -> tuple[int, _wire.Message]:
+        request, message = self.take()
+        assert isinstance(message, kind), message
+        return request, message
+
+    def put(self, message: _wire.Message, request: int = 0) -> None:
+        self.socket.sendall(_wire.encode(message, request))
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self.socket.recv(count - len(data))
+            assert more, "the client closed"
+            data += more
+        return data
+
+
+@pytest.fixture
+def peer_and_channel() -> Iterator[tuple[Peer, Channel, list[_wire.Message]]]:
+    ours, theirs = socket.socketpair()
+    pushed: list[_wire.Message] = []
+
+    def on_push(message: _wire.Message, descriptor: int | None) -> None:
+        pushed.append(message)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    channel = Channel(ours, on_push)
+    with theirs:
+        yield Peer(theirs), channel, pushed
+    channel.close()
+
+
+class Script(threading.Thread):
+    """A listening peer that says welcome and then runs a script in its own thread."""
+
+    def __init__(self, path: Path, script: Callable[[Peer], None]) -> None:
+        super().__init__(daemon=True)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.script = script
+        self.fault: BaseException | None = None
+
+    def run(self) -> None:
+        with self.listener, contextlib.closing(self.listener.accept()[0]) as connection:
+            peer = Peer(connection)
+            try:
+                request, _ = peer.expect(_wire.Hello)
+                peer.put(_wire.Welcome(5, b"i" * 16, b"t" * 16, 65536, 65536, 128, 1 << 30), request)
+                self.script(peer)
+            except (AssertionError, OSError) as fault:
+                self.fault = fault
+
+    def end(self) -> None:
+        self.join(DEADLINE)
+        assert not self.is_alive()
+        if self.fault is not None:
+            raise self.fault
+
+
+@contextlib.contextmanager
+def scripted(path: Path, script: Callable[[Peer], None], **options: object) -> Iterator[CacheManagerClient]:
+    thread = Script(path / "s", script)
+    thread.start()
+    with CacheManagerClient(str(path / "s"), **options) as client:  # type: ignore[arg-type]
+        yield client
+        thread.join(DEADLINE)
+    thread.end()
+
+
+def result(operation: int, outcome: _wire.Outcome, pages: int = 0, lease: int = 0) -> _wire.Result:
+    runs = [(0, pages, 4096)] if lease else []
+    return _wire.Result(operation, 1, outcome, False, 0, 1, pages, 0, lease, runs)
+
+
+def test_pipelined_calls_are_answered_out_of_order_by_the_thread_that_waits(
+    peer_and_channel: tuple[Peer, Channel, list[_wire.Message]],
+) -> None:
+    peer, channel, _ = peer_and_channel
+    first = channel.submit([_wire.Detach("a")], Reply())
+    second = channel.submit([_wire.Detach("b")], Reply())
+    requests = [peer.take()[0], peer.take()[0]]
+    peer.put(_wire.Done(2), requests[1])
+    assert channel.wait(second, DEADLINE)
+    assert not first.complete
+    peer.put(_wire.Done(1), requests[0])
+    assert channel.wait(first, DEADLINE)
+    assert [channel.value(first)[0], channel.value(second)[0]] == [_wire.Done(1), _wire.Done(2)]
+
+
+def test_many_threads_wait_and_each_gets_its_own_answer(
+    peer_and_channel: tuple[Peer, Channel, list[_wire.Message]],
+) -> None:
+    peer, channel, _ = peer_and_channel
+    calls, threads = 200, 8
+    seen: list[tuple[int, int]] = []
+
+    def work(number: int) -> None:
+        for i in range(calls):
+            value = number * calls + i
+            head = channel.call(_wire.Ping(value), DEADLINE)[0]
+            assert isinstance(head, _wire.Pong)
+            seen.append((value, head.nonce))
+
+    def echo() -> None:
+        waiting = []
+        for count in range(calls * threads):
+            request, message = peer.take()
+            assert isinstance(message, _wire.Ping)
+            waiting.append((request, message.nonce))
+            if len(waiting) == 3 or count >= calls * threads - threads * 2 or not more_to_come(waiting, threads):
+                for each in reversed(waiting):
+                    peer.put(_wire.Pong(each[1]), each[0])
+                waiting.clear()
+
+    def more_to_come(waiting: list[tuple[int, int]], most: int) -> bool:
+        return len(waiting) < min(3, most)
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+    server = threading.Thread(target=echo)
+    for thread in [*workers, server]:
+        thread.start()
+    for thread in [*workers, server]:
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+    assert len(seen) == calls * threads
+    assert all(sent == got for sent, got in seen)
+
+
+def test_pushes_are_read_while_nobody_waits(peer_and_channel: tuple[Peer, Channel, list[_wire.Message]]) -> None:
+    peer, channel, pushed = peer_and_channel
+    for nonce in range(5):
+        peer.put(_wire.Ping(nonce))
+    marker = channel.submit([_wire.Detach("x")], Reply())
+    request, _ = peer.take()
+    peer.put(_wire.Done(0), request)
+    assert channel.wait(marker, DEADLINE)
+    assert pushed == [_wire.Ping(n) for n in range(5)]
+
+
+def test_sends_never_block_and_a_full_queue_refuses_calls_but_takes_reports(
+    peer_and_channel: tuple[Peer, Channel, list[_wire.Message]],
+) -> None:
+    peer, channel, _ = peer_and_channel
+    keys = bytes(_wire.FRAME_KEYS_MAX * _wire.KEY_BYTES)
+    part = _wire.Query(1, 1, 0, 1, 3, 0, "i", "", keys)
+    sent = 0
+    with contextlib.suppress(ChannelFull):
+        while sent < 2 * QUEUE_BYTES_MAX:
+            channel.submit([part], Reply())
+            sent += 1
+    with pytest.raises(ChannelFull):
+        channel.submit([part], Reply())
+    with contextlib.suppress(ChannelFull):
+        while True:
+            channel.send(_wire.Begin(1, 0, 1))
+    channel.report(_wire.Revoked(1, True))
+    assert channel.refused_full >= 2
+    frames = 0
+    while not isinstance(message := peer.take()[1], _wire.Revoked):
+        frames += isinstance(message, _wire.Query)
+    assert frames == sent, "a queued frame was lost or torn"
+
+
+def test_a_peer_that_never_reads_ends_the_channel_instead_of_losing_a_report(
+    peer_and_channel: tuple[Peer, Channel, list[_wire.Message]],
+) -> None:
+    _, channel, _ = peer_and_channel
+    many = [(i, 1) for i in range(_wire.FRAME_RANGES_MAX)]
+    with contextlib.suppress(ChannelClosed):
+        for _ in range(3 * QUEUE_BYTES_MAX // (8 * len(many))):
+            channel.report(_wire.Committed(1, 0, many))
+    assert "stopped reading" in str(channel.closed)
+
+
+def test_calls_without_an_answer_are_bounded(peer_and_channel: tuple[Peer, Channel, list[_wire.Message]]) -> None:
+    _, channel, _ = peer_and_channel
+    for _ in range(PENDING_MAX):
+        channel.submit([_wire.Poll(1, 1)], Reply())
+    with pytest.raises(ChannelFull, match="1024 calls"):
+        channel.submit([_wire.Poll(1, 1)], Reply())
+
+
+def test_a_call_times_out_and_its_late_answer_is_dropped(
+    peer_and_channel: tuple[Peer, Channel, list[_wire.Message]],
+) -> None:
+    peer, channel, _ = peer_and_channel
+    with pytest.raises(CallTimeout):
+        channel.call(_wire.Detach("a"), 0.01)
+    late, _ = peer.take()
+    peer.put(_wire.Done(7), late)
+    reply = channel.submit([_wire.Detach("b")], Reply())
+    request, _ = peer.take()
+    peer.put(_wire.Done(8), request)
+    assert channel.wait(reply, DEADLINE)
+    assert channel.value(reply) == [_wire.Done(8)]
+
+
+def test_a_closed_peer_wakes_everybody(peer_and_channel: tuple[Peer, Channel, list[_wire.Message]]) -> None:
+    peer, channel, _ = peer_and_channel
+    faults: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            channel.call(_wire.Detach("a"), DEADLINE)
+        except ChannelClosed as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        peer.take()
+    peer.socket.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert len(faults) == 4
+    with pytest.raises(ChannelClosed):
+        channel.call(_wire.Detach("b"), DEADLINE)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00" * 16,
+        b"\xff" * 64,
+        _wire.encode(_wire.Done(1), 99),
+        _wire.encode(_wire.Arena(0, 0, 4096)),
+        _wire.encode(_wire.Done(1), 1)[:-1] + b"xx",
+    ],
+    ids=["zero", "ones", "unknown call", "arena without descriptor", "trailing"],
+)
+def test_what_the_protocol_does_not_allow_closes_the_channel(
+    peer_and_channel: tuple[Peer, Channel, list[_wire.Message]], garbage: bytes
+) -> None:
+    peer, channel, _ = peer_and_channel
+    reply = channel.submit([_wire.Detach("a")], Reply())
+    peer.take()
+    peer.socket.sendall(garbage + b"\x00" * 16)
+    assert channel.wait(reply, DEADLINE)
+    if garbage[:4] != _wire.encode(_wire.Done(1), 1)[:4] or channel.closed:
+        assert "does not allow" in str(channel.closed)
+
+
+def test_a_late_answer_of_a_query_is_taken_at_the_next_refresh(tmp_path: Path) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        asked.set()
+        assert answer.wait(DEADLINE)
+        peer.put(result(message.operation, _wire.Outcome.READY, 2, 77), request)
+        assert peer.expect(_wire.Begin)[1] == _wire.Begin(77, ALL_RANKS, 1)
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(64), instance="i", wait_us=0)
+        assert asked.wait(DEADLINE)
+        assert query.refresh() is State.UNANSWERED
+        answer.set()
+        assert query.wait(DEADLINE) is State.READY
+        assert query.lease is not None
+        assert query.lease.locations().tolist() == [4096, 4096 + 8192]
+        query.lease.begin(1)
+        assert client.leases_in_use == [77]
+
+
+def test_a_waiting_query_is_polled_after_a_notice_and_without_one(tmp_path: Path) -> None:
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        peer.put(result(message.operation, _wire.Outcome.WAITING), request)
+        request, _ = peer.expect(_wire.Poll)
+        peer.put(result(message.operation, _wire.Outcome.WAITING), request)
+        peer.put(Notice(Topic.QUERY, message.operation, 1))
+        request, _ = peer.expect(_wire.Poll)
+        peer.put(result(message.operation, _wire.Outcome.READY), request)
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(32), instance="i", wait_us=None)
+        assert query.state is State.WAITING
+        assert query.wait(DEADLINE) is State.READY
+        assert query.lease is None
+
+
+def test_a_cancelled_query_never_enters_its_lease(tmp_path: Path) -> None:
+    cancelled = threading.Event()
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        assert cancelled.wait(DEADLINE)
+        peer.expect(_wire.Cancel)
+        peer.put(result(message.operation, _wire.Outcome.READY, 1, 5), request)
+        peer.put(_wire.Revoke(5))
+        assert peer.expect(_wire.Revoked)[1] == _wire.Revoked(5, True)
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(32), instance="i", wait_us=0)
+        query.cancel()
+        cancelled.set()
+        assert query.refresh() is State.CANCELLED
+
+
+def test_a_revoke_beats_begin_and_a_hold_beats_a_revoke(tmp_path: Path) -> None:
+    held, free, kept, lost = (threading.Event() for _ in range(4))
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        peer.put(result(message.operation, _wire.Outcome.READY, 1, 6), request)
+        assert held.wait(DEADLINE)
+        peer.put(_wire.Revoke(6))
+        assert peer.expect(_wire.Revoked)[1] == _wire.Revoked(6, False)
+        kept.set()
+        assert free.wait(DEADLINE)
+        peer.put(_wire.Revoke(6))
+        assert peer.expect(_wire.Revoked)[1] == _wire.Revoked(6, True)
+        lost.set()
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(32), instance="i", wait_us=None)
+        assert query.lease is not None
+        assert query.lease.hold()
+        held.set()
+        assert kept.wait(DEADLINE)
+        query.lease.unhold()
+        free.set()
+        assert lost.wait(DEADLINE)
+        with pytest.raises(LeaseLost):
+            query.lease.begin(1)
+
+
+def test_grants_of_a_dropped_reserve_are_abandoned(tmp_path: Path) -> None:
+    dropped = threading.Event()
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Reserve)
+        assert isinstance(message, _wire.Reserve)
+        assert dropped.wait(DEADLINE)
+        peer.put(_wire.Reserved(message.operation, 1, 0, 1, 2, 9, [(1, 2)], [(0, 2, 0)]), request)
+        assert peer.expect(_wire.Abandoned)[1] == _wire.Abandoned(9, ALL_RANKS, ((0, 2),))
+
+    with scripted(tmp_path, script) as client:
+        reserve = client.reserve(SPACE, bytes(64), instance="i", wait_us=0)
+        assert not reserve.answered
+        reserve.drop()
+        dropped.set()
+
+
+def test_a_reserve_in_parts_is_joined(tmp_path: Path) -> None:
+    def script(peer: Peer) -> None:
+        parts = [peer.expect(_wire.Reserve) for _ in range(2)]
+        operation, request = parts[0][1].operation, parts[1][0]  # type: ignore[union-attr]
+        assert [len(m.keys) for _, m in parts] == [1984 * 32, 16 * 32]  # type: ignore[union-attr]
+        peer.put(_wire.Reserved(operation, 1, 0, 2, 1999, 9, [(1, 1000), (2, 1)], [(0, 1000, 0)]), request)
+        peer.put(_wire.Reserved(operation, 1, 1, 2, 1999, 9, [(1, 999)], [(0, 999, 1 << 48)]), request)
+
+    with scripted(tmp_path, script) as client:
+        reserve = client.reserve(SPACE, bytes(2000 * 32), instance="i", wait_us=None)
+        assert (reserve.pages, reserve.reservation, len(reserve.grants)) == (1999, 9, 2000)
+        assert 1000 not in reserve.granted()
+        locations = reserve.locations()
+        assert locations[999] == 999 * 8192
+        assert locations[1000] == 1 << 48
+        assert len(locations) == 1999
+
+
+def test_an_arena_is_mapped_registered_and_said_to_be_so(tmp_path: Path) -> None:
+    def script(peer: Peer) -> None:
+        for number in (0, 1):
+            descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, 65536)
+            if number == 0:
+                fcntl.fcntl(descriptor, 1033, SEALS)
+            with mmap.mmap(descriptor, 65536) as mapping:
+                mapping[4096] = 42
+            socket.send_fds(peer.socket, [_wire.encode(_wire.Arena(number, -1, 65536))], [descriptor])
+            os.close(descriptor)
+            mapped = peer.expect(_wire.Mapped)[1]
+            assert isinstance(mapped, _wire.Mapped)
+            assert (mapped.arena, mapped.ok) == (number, number == 0)
+            assert mapped.ok or "seals" in mapped.text
+
+    seen: list[int] = []
+    with scripted(tmp_path, script, on_arena=lambda arena: seen.append(arena.address)) as client:
+        assert client.wait_arenas(1, DEADLINE) == 1
+        view = client.arenas[0].view
+        assert view[4096] == 42
+        assert seen == [client.arenas[0].address]
+        assert 1 not in client.arenas
+    assert view[4096] == 42, "memory that is still viewed was unmapped"
+
+
+def test_a_device_that_refuses_an_arena_is_told_to_the_manager(tmp_path: Path) -> None:
+    def script(peer: Peer) -> None:
+        descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, 4096)
+        fcntl.fcntl(descriptor, 1033, SEALS)
+        socket.send_fds(peer.socket, [_wire.encode(_wire.Arena(3, -1, 4096))], [descriptor])
+        os.close(descriptor)
+        mapped = peer.expect(_wire.Mapped)[1]
+        assert isinstance(mapped, _wire.Mapped)
+        assert not mapped.ok
+        assert "memlock" in mapped.text
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("memlock limit of 64 KiB")
+
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the count alone
+    with scripted(tmp_path, script, on_arena=refuse) as client:
+        assert client.wait_arenas(1, 0.0) == 0
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - the count alone
+
+
+def test_a_ping_is_answered_without_a_caller(tmp_path: Path) -> None:
+    answered = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.put(_wire.Ping(123))
+        assert peer.expect(_wire.Pong)[1] == _wire.Pong(123)
+        answered.set()
+
+    with scripted(tmp_path, script):
+        assert answered.wait(DEADLINE)
+
+
+def test_a_sealed_notice_reaches_the_owner(tmp_path: Path) -> None:
+    got = threading.Event()
+    with scripted(tmp_path, lambda peer: peer.put(Notice(Topic.SEALED, 4, 0)), on_notice=lambda _: got.set()) as client:
+        assert got.wait(DEADLINE)
+        assert client.token == b"t" * 16
+
+
+def test_a_refused_hello_names_both_abis(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+
+    def refuse() -> None:
+        connection = listener.accept()[0]
+        peer = Peer(connection)
+        peer.take()
+        peer.put(_wire.Error(Status.WRONG_ABI, "the client speaks ABI 5, this Manager ABI 6"))
+        connection.close()
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    with listener, pytest.raises(Refused, match="ABI 5, this Manager ABI 6") as caught:
+        CacheManagerClient(str(tmp_path / "s"), role=Role.SCHEDULER)
+    assert caught.value.status == Status.WRONG_ABI
+    thread.join(DEADLINE)
+
+
+def test_an_absent_manager_names_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORBITKV_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(ManagerUnavailable) as caught:
+        CacheManagerClient()
+    assert [path for path, _ in caught.value.tried] == [
+        str(tmp_path / "orbitkv" / "orbitkv.sock"),
+        "/run/orbitkv/orbitkv.sock",
+    ]
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / "dead"))
+    dead.close()
+    with pytest.raises(ManagerUnavailable, match="its Manager is gone"):
+        CacheManagerClient(str(tmp_path / "dead"))
+
+
+def test_a_stopped_manager_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(0)
+        with pytest.raises(ManagerUnavailable, match="did not answer"):
+            CacheManagerClient(str(tmp_path / "s"), timeout_ms=10)
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                filler = stack.enter_context(socket.socket(socket.AF_UNIX))
+                filler.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    filler.connect(str(tmp_path / "s"))
+            with pytest.raises(ManagerUnavailable, match="accepts no connections"):
+                CacheManagerClient(str(tmp_path / "s"), timeout_ms=10)
+
+
+def test_bad_keys_are_refused_before_they_are_sent(tmp_path: Path) -> None:
+    with scripted(tmp_path, lambda _: None) as client:
+        for keys in (b"", bytes(31), bytes(32 * 65537)):
+            with pytest.raises(ProtocolError, match="1 to 65536 keys"):
+                client.query(SPACE, keys, instance="i")
+
+
+def test_long_reports_are_cut_into_frames_and_bytes_add_up(tmp_path: Path) -> None:
+    ranges = [(2 * i, 1) for i in range(_wire.FRAME_RANGES_MAX + 10)]
+
+    def script(peer: Peer) -> None:
+        reports = [peer.expect(_wire.Restored)[1] for _ in range(2)]
+        parts = [report for report in reports if isinstance(report, _wire.Restored)]
+        assert [len(part.ranges) for part in parts] == [_wire.FRAME_RANGES_MAX, 10]
+        assert sum(part.bytes for part in parts) == 1000 * len(ranges) + 1
+
+    with scripted(tmp_path, script) as client:
+        client.restored(1, 0, True, 1000 * len(ranges) + 1, ranges)
+
+
+def test_ordinals_become_ranges() -> None:
+    assert ranges_of(np.array([], np.int64)) == []
+    assert ranges_of(np.array([3])) == [(3, 1)]
+    assert ranges_of(np.array([0, 1, 2, 5, 7, 8])) == [(0, 3), (5, 1), (7, 2)]

@@ -1,0 +1,311 @@
+"""The host backend against numpy arrays: exact bytes, order of layers, bounds, overtaking and closing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from orbitkv._arenas import Arena
+from orbitkv.errors import ConfigurationError, TransferError, TransferStalled
+from orbitkv.transfer import CopyPlan, HostBackend, KVLayout, Transfer, make_backend
+
+DEADLINE = 60.0
+UNIT = 4096
+Bytes = npt.NDArray[np.uint8]
+
+
+class Tensor:
+    """The face of a torch tensor over a numpy array."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.array = array
+        self.shape = array.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(n // self.array.itemsize for n in self.array.strides)
+
+    def element_size(self) -> int:
+        return self.array.itemsize
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+
+class Engine:
+    """KV tensors of a small engine, all layers in one allocation as [layer, block, head, token, content]."""
+
+    def __init__(self, layers: int, blocks: int, inner: tuple[int, int, int] = (2, 16, 24)) -> None:
+        self.memory = np.zeros((layers, blocks, *inner), np.float16)
+        self.tensors = {f"layer.{i}": Tensor(self.memory[i]) for i in range(layers)}
+        self.layout = KVLayout.from_tensors(self.tensors)
+
+    def fill(self, seed: int) -> None:
+        raw = self.memory.view(np.uint8)
+        raw[...] = np.random.default_rng(seed).integers(0, 256, raw.shape, np.uint8)
+
+    def slices(self, blocks: npt.NDArray[np.int64]) -> Bytes:
+        """Return each block's slice as the stored layout has it: layer after layer, unpadded."""
+        raw = self.memory.view(np.uint8).reshape(self.memory.shape[0], self.memory.shape[1], -1)
+        return np.ascontiguousarray(raw[:, blocks].transpose(1, 0, 2)).reshape(len(blocks), -1)
+
+
+def arena(number: int, size: int) -> Arena:
+    return Arena(number, -1, size, np.full(size, 0xEE, np.uint8))
+
+
+def padded(size: int) -> int:
+    return -(-size // UNIT) * UNIT
+
+
+def locate(number: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    return (np.uint64(number) << np.uint64(48)) | offsets.astype(np.uint64)
+
+
+def ignore(_: Transfer) -> None:
+    return None
+
+
+def stored(arenas: dict[int, Arena], locations: npt.NDArray[np.uint64], at: int, size: int) -> Bytes:
+    rows = [arenas[int(n >> np.uint64(48))].view[int(n & np.uint64((1 << 48) - 1)) + at :][:size] for n in locations]
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("spacing", ["even", "random", "two arenas", "single"])
+@pytest.mark.parametrize("offset", [0, 8192])
+def test_publish_then_restore_moves_exactly_the_bytes(spacing: str, offset: int) -> None:
+    engine, other = Engine(5, 64), Engine(5, 64)
+    engine.fill(1)
+    other.fill(2)
+    footprint = padded(engine.layout.slice_bytes) + 8192
+    arenas = {n: arena(n, footprint * 64) for n in (0, 7)}
+    rng = np.random.default_rng(3)
+    count = 1 if spacing == "single" else 40
+    sources, targets = rng.permutation(64)[:count], rng.permutation(64)[:count]
+    places = np.arange(64)[:count] if spacing == "even" else rng.permutation(64)[:count]
+    locations = locate(7, places * footprint)
+    if spacing == "two arenas":
+        locations[1::3] = locate(0, places[1::3] * footprint)
+    before = other.slices(np.arange(64))
+    untouched = {n: a.view.copy() for n, a in arenas.items()}
+    with HostBackend() as backend:
+        for each in arenas.values():
+            backend.register_arena(each)
+        plan = CopyPlan(engine.layout, sources, locations, offset)
+        assert backend.publish(plan, on_done=ignore).wait_all(DEADLINE)
+        assert (stored(arenas, locations, offset, engine.layout.slice_bytes) == engine.slices(sources)).all()
+        back = backend.restore(CopyPlan(other.layout, targets, locations, offset), on_done=ignore)
+        assert back.wait_all(DEADLINE)
+        assert back.bytes == count * engine.layout.slice_bytes
+    assert (other.slices(targets) == engine.slices(sources)).all()
+    rest = np.setdiff1d(np.arange(64), targets)
+    assert (other.slices(rest) == before[rest]).all(), "a restore wrote outside of its blocks"
+    for number, each in arenas.items():
+        kept = np.ones(each.bytes, bool)
+        for location in locations[locations >> np.uint64(48) == np.uint64(number)]:
+            at = int(location & np.uint64((1 << 48) - 1)) + offset
+            kept[at : at + engine.layout.slice_bytes] = False
+        assert (each.view[kept] == untouched[number][kept]).all(), "a publish wrote outside of its slices"
+
+
+def test_layers_arrive_in_forward_order_and_the_first_before_the_last() -> None:
+    engine = Engine(4, 8)
+    gates = [threading.Event() for _ in range(4)]
+
+    def hold(_: Transfer, layer: int) -> None:
+        assert gates[layer].wait(DEADLINE)
+
+    with HostBackend(before_layer=hold) as backend:
+        backend.register_arena(arena(0, UNIT * 64))
+        restore = backend.restore(CopyPlan(engine.layout, np.array([3]), locate(0, np.array([0]))), on_done=ignore)
+        for layer in range(4):
+            assert not restore.layer_ready(layer)
+            with pytest.raises(TransferStalled):
+                restore.wait_layer(layer, 0.0)
+            gates[layer].set()
+            assert restore.wait_layer(layer, DEADLINE)
+            assert restore.layer_ready(layer)
+            assert not restore.layer_ready(layer + 1)
+        assert restore.wait_all(DEADLINE)
+
+
+def test_a_reader_that_forgets_a_wait_sees_old_bytes() -> None:
+    """The delay makes a forgotten wait visible; without it this reader could be lucky."""
+    engine = Engine(2, 8)
+    engine.fill(5)
+    gate = threading.Event()
+
+    def hold(_: Transfer, layer: int) -> None:
+        assert layer == 0 or gate.wait(DEADLINE)
+
+    with HostBackend(before_layer=hold) as backend:
+        store = arena(0, UNIT * 64)
+        backend.register_arena(store)
+        old = engine.slices(np.array([2])).copy()
+        restore = backend.restore(CopyPlan(engine.layout, np.array([2]), locate(0, np.array([0]))), on_done=ignore)
+        assert restore.wait_layer(0, DEADLINE)
+        now = engine.slices(np.array([2]))
+        half = engine.layout.layers[1].offset
+        assert (now[:, :half] == 0xEE).all()
+        assert (now[:, half:] == old[:, half:]).all()
+        gate.set()
+        assert restore.wait_layer(1, DEADLINE)
+        assert (engine.slices(np.array([2])) == 0xEE).all()
+
+
+def test_a_publish_waits_for_its_gate_and_lets_restores_pass() -> None:
+    engine = Engine(2, 8)
+    engine.fill(6)
+    order: list[str] = []
+    gate = threading.Event()
+
+    def note(name: str) -> Callable[[Transfer], None]:
+        return lambda _: order.append(name)
+
+    with HostBackend() as backend:
+        backend.register_arena(arena(0, UNIT * 64))
+        location = locate(0, np.array([0]))
+        publish = backend.publish(CopyPlan(engine.layout, np.array([1]), location), after=gate, on_done=note("publish"))
+        assert backend.restore(CopyPlan(engine.layout, np.array([2]), location), on_done=note("restore")).wait_all(
+            DEADLINE
+        )
+        assert not publish.done
+        gate.set()
+        assert publish.wait_all(DEADLINE)
+    assert order == ["restore", "publish"]
+
+
+def test_a_running_publish_steps_aside_for_a_restore_but_not_for_ever() -> None:
+    engine = Engine(3, 8)
+    reached, go = threading.Event(), threading.Event()
+    restoring, finish = threading.Event(), threading.Event()
+
+    def hold(transfer: Transfer, layer: int) -> None:
+        if transfer.plan.request == "publish" and layer == 1:
+            reached.set()
+            assert go.wait(DEADLINE)
+        if transfer.plan.request == "restore" and layer == 0:
+            restoring.set()
+            assert finish.wait(DEADLINE)
+
+    with HostBackend(before_layer=hold) as backend:
+        backend.register_arena(arena(0, UNIT * 64))
+        location = locate(0, np.array([0]))
+        publish = backend.publish(CopyPlan(engine.layout, np.array([1]), location, request="publish"), on_done=ignore)
+        assert reached.wait(DEADLINE)
+        restore = backend.restore(CopyPlan(engine.layout, np.array([2]), location, request="restore"), on_done=ignore)
+        assert restoring.wait(DEADLINE)
+        go.set()
+        assert publish.wait_all(DEADLINE), "a publish must not starve while a restore stands"
+        assert backend.late_publish_batches == 2
+        finish.set()
+        assert restore.wait_all(DEADLINE)
+
+
+def test_closing_finishes_what_runs_and_fails_what_waits() -> None:
+    engine = Engine(2, 8)
+    begun, go = threading.Event(), threading.Event()
+    results: list[bool] = []
+
+    def hold(_: Transfer, layer: int) -> None:
+        if layer == 0:
+            begun.set()
+            assert go.wait(DEADLINE)
+
+    backend = HostBackend(before_layer=hold)
+    backend.register_arena(arena(0, UNIT * 64))
+    plan = CopyPlan(engine.layout, np.array([1]), locate(0, np.array([0])))
+    never = threading.Event()
+    first = backend.restore(plan, on_done=lambda t: results.append(t.ok))
+    assert begun.wait(DEADLINE)
+    second = backend.restore(plan, on_done=lambda t: results.append(t.ok))
+    gated = backend.publish(plan, after=never, on_done=lambda t: results.append(t.ok))
+    closer = threading.Thread(target=backend.close)
+    closer.start()
+    assert gated.wait_all(DEADLINE) is False
+    go.set()
+    closer.join(DEADLINE)
+    assert first.ok
+    assert second.failed
+    assert second.wait_layer(0, DEADLINE) is False
+    assert sorted(results) == [False, False, True]
+    with pytest.raises(TransferError, match="closed"):
+        backend.restore(plan, on_done=ignore)
+
+
+def test_bounds_are_checked_before_a_byte_moves() -> None:
+    engine = Engine(2, 8)
+    size = engine.layout.slice_bytes
+    one = locate(0, np.array([0]))
+    wrong = [
+        (CopyPlan(engine.layout, np.array([8]), one), "block 8"),
+        (CopyPlan(engine.layout, np.array([-1]), one), "block -1"),
+        (CopyPlan(engine.layout, np.array([1, 1]), locate(0, np.array([0, UNIT]))), "twice"),
+        (CopyPlan(engine.layout, np.array([1, 2]), one), "locations"),
+        (CopyPlan(engine.layout, np.array([], np.int64), locate(0, np.array([], np.int64))), "without pages"),
+        (CopyPlan(engine.layout, np.array([1]), locate(3, np.array([0]))), "arena 3"),
+        (CopyPlan(engine.layout, np.array([1]), locate(0, np.array([padded(size) * 2]))), "ends at byte"),
+        (CopyPlan(engine.layout, np.array([1]), locate(0, np.array([100]))), "multiple"),
+        (CopyPlan(engine.layout, np.array([1]), one, -UNIT), "ends at byte"),
+    ]
+    with HostBackend() as backend:
+        backend.register_arena(arena(0, padded(size) * 2))
+        for plan, words in wrong:
+            with pytest.raises(TransferError, match=words):
+                backend.restore(plan, on_done=ignore)
+        backend.unregister_arena(0)
+        with pytest.raises(TransferError, match="not registered"):
+            backend.restore(CopyPlan(engine.layout, np.array([1]), one), on_done=ignore)
+
+
+def test_a_full_queue_refuses_and_counts() -> None:
+    engine = Engine(1, 8)
+    begun, go = threading.Event(), threading.Event()
+
+    def hold(_: Transfer, __: int) -> None:
+        begun.set()
+        assert go.wait(DEADLINE)
+
+    with HostBackend(before_layer=hold, queue_max=2) as backend:
+        backend.register_arena(arena(0, UNIT * 64))
+        plan = CopyPlan(engine.layout, np.array([1]), locate(0, np.array([0])))
+        accepted = [backend.restore(plan, on_done=ignore)]
+        assert begun.wait(DEADLINE)
+        accepted += [backend.restore(plan, on_done=ignore) for _ in range(2)]
+        with pytest.raises(TransferError, match="2 plans with"):
+            backend.restore(plan, on_done=ignore)
+        assert backend.refused == 1
+        go.set()
+        assert all(t.wait_all(DEADLINE) for t in accepted)
+
+
+def test_layouts_are_read_from_strides() -> None:
+    base = np.zeros((4, 6, 2, 16, 8), np.float32)
+    outermost = {f"l{i}": Tensor(base[:, i]) for i in range(6)}
+    layout = KVLayout.from_tensors(outermost)
+    assert [x.offset for x in layout.layers] == [i * 1024 for i in range(6)]
+    assert {x.block_stride for x in layout.layers} == {6 * 1024}
+    kernel_blocks = {"l0": Tensor(np.zeros((8, 2, 16, 8), np.float32))}
+    assert KVLayout.from_tensors(kernel_blocks, 4).layers[0].block_bytes == 2048
+    permuted = {"l0": Tensor(np.zeros((4, 16, 2, 8), np.float32).transpose(0, 2, 1, 3))}
+    assert KVLayout.from_tensors(permuted).layers[0].block_bytes == 1024
+    with pytest.raises(ConfigurationError, match="not contiguous"):
+        KVLayout.from_tensors({"l0": Tensor(np.zeros((2, 4, 16, 8), np.float32).transpose(1, 0, 2, 3))})
+    with pytest.raises(ConfigurationError, match="do not adjoin"):
+        KVLayout.from_tensors(outermost, 2)
+    with pytest.raises(ConfigurationError, match="multiple"):
+        KVLayout.from_tensors(kernel_blocks, 3)
+    with pytest.raises(ConfigurationError, match="no KV tensors"):
+        KVLayout.from_tensors({})
+
+
+def test_the_factory_names_what_exists() -> None:
+    backend = make_backend("host", layer_delay_us=1)
+    assert backend.name == "host"
+    backend.close()
+    with pytest.raises(ConfigurationError, match="host"):
+        make_backend("warp")
