@@ -165,17 +165,23 @@ func TestReservedPartsAreJoined(t *testing.T) {
 }
 
 func TestPartsOutOfOrderEndTheChannel(t *testing.T) {
-	c, m := open(t, Options{Role: wire.RoleScheduler, Name: "test"})
-	go func() {
-		id, _ := next[*wire.Query](m)
-		m.send(&wire.Result{Outcome: wire.OutcomeReady, Part: 1, Parts: 2}, id)
-	}()
-	_, err := c.Query(testContext(t), wire.Query{Keys: keys(1)})
-	var fault *wire.Error
-	if !errors.As(err, &fault) || fault.Status != wire.StatusMalformed {
-		t.Errorf("error %v", err)
+	for name, parts := range map[string][]uint16{"no first": {1}, "a gap": {0, 2}, "twice": {0, 0}} {
+		t.Run(name, func(t *testing.T) {
+			c, m := open(t, Options{Role: wire.RoleScheduler, Name: "test"})
+			go func() {
+				id, _ := next[*wire.Query](m)
+				for _, part := range parts {
+					m.send(&wire.Result{Outcome: wire.OutcomeReady, Part: part, Parts: 3}, id)
+				}
+			}()
+			_, err := c.Query(testContext(t), wire.Query{Keys: keys(1)})
+			var fault *wire.Error
+			if !errors.As(err, &fault) || fault.Status != wire.StatusMalformed {
+				t.Errorf("error %v", err)
+			}
+			<-c.Done()
+		})
 	}
-	<-c.Done()
 }
 
 func TestAnswersMayComeInAnyOrder(t *testing.T) {
@@ -320,7 +326,7 @@ func TestArenasAreMappedInTheOrderOfTheirDescriptors(t *testing.T) {
 			t.Errorf("arena %d: a write did not arrive: %v, %v", id, back, err)
 		}
 	}
-	for _, at := range []wire.Location{wire.At(3, 0), wire.At(1, size), wire.At(1, 1)} {
+	for _, at := range []wire.Location{wire.At(3, 0), wire.At(1, size), wire.At(1, 1), wire.At(1, 2*size)} {
 		if _, err := c.Bytes(at, size); err == nil {
 			t.Errorf("%d bytes at %x are not refused", size, at)
 		}
@@ -379,6 +385,11 @@ func TestALateAnswerIsDropped(t *testing.T) {
 	}()
 	if result, err := c.Poll(testContext(t), 2, 1); err != nil || result.Operation != 2 {
 		t.Errorf("the next call: %+v, %v", result, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.calls) != 0 {
+		t.Errorf("%d calls are kept that nobody waits for", len(c.calls))
 	}
 }
 
