@@ -25,14 +25,17 @@ func (c *Client) Arena(id uint16) (*Arena, bool) {
 	return a, ok
 }
 
-// WaitArenas waits until at least so many arenas are mapped. The Manager may hear of the last one a little later: another session
-// then finds pages that are counted as not mapped.
-func (c *Client) WaitArenas(ctx context.Context, arenas int) error {
+// WaitMapped waits until arenas of at least so many bytes are mapped. The Manager may hear of the last one a little later: another
+// session then finds pages that are counted as not mapped, unless a Ping of this one came back first.
+func (c *Client) WaitMapped(ctx context.Context, bytes uint64) error {
 	for {
 		c.mu.Lock()
-		have, changed := len(c.arenas), c.mapped
+		have, changed := uint64(0), c.mapped
+		for _, a := range c.arenas {
+			have += uint64(len(a.Bytes))
+		}
 		c.mu.Unlock()
-		if have >= arenas {
+		if have >= bytes {
 			return nil
 		}
 		select {
@@ -40,7 +43,7 @@ func (c *Client) WaitArenas(ctx context.Context, arenas int) error {
 		case <-c.done:
 			return c.Err()
 		case <-ctx.Done():
-			return fmt.Errorf("client: %d of %d arenas are mapped: %w", have, arenas, ctx.Err())
+			return fmt.Errorf("client: %d of %d bytes are mapped: %w", have, bytes, ctx.Err())
 		}
 	}
 }

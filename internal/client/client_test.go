@@ -312,7 +312,7 @@ func TestArenasAreMappedInTheOrderOfTheirDescriptors(t *testing.T) {
 			t.Errorf("arena %d: %+v", id, mapped)
 		}
 	}
-	if err := c.WaitArenas(testContext(t), 2); err != nil {
+	if err := c.WaitMapped(testContext(t), 2*size); err != nil {
 		t.Fatal(err)
 	}
 	for id := uint16(1); id <= 2; id++ {
@@ -365,7 +365,7 @@ func TestRefusalsAndEnds(t *testing.T) {
 	if err := c.Release(1, wire.AllRanks); !errors.As(err, &refusal) || refusal.Status != wire.StatusStopping {
 		t.Errorf("a frame after the end: %v", err)
 	}
-	if err := c.WaitArenas(testContext(t), 1); !errors.As(err, &refusal) {
+	if err := c.WaitMapped(testContext(t), 1); !errors.As(err, &refusal) {
 		t.Errorf("a wait after the end: %v", err)
 	}
 }
