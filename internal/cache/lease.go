@@ -1,0 +1,301 @@
+package cache
+
+import (
+	"math/bits"
+	"time"
+
+	"orbitkv/internal/index"
+	"orbitkv/internal/wire"
+)
+
+// lease is strong references to pages for the ranks of one instance. It lives until every consumer is terminal: through the copy, not
+// through the engine's step, and never by a clock.
+type lease struct {
+	id        uint64
+	instance  *instance
+	session   *session   // owner; nil when its process died or resumed without it
+	op        *operation // while the query is outstanding
+	pages     []index.Handle
+	held      int    // leading pages that are still referenced
+	charged   uint64 // bytes
+	phase     phase
+	consumers []consumer // by rank
+	since     time.Time  // of readiness, or of the last answer that it is in use
+	revoked   bool       // asked back and not answered
+}
+
+// consumer is one rank's part of a lease.
+type consumer struct {
+	state    consumerState
+	begun    uint32   // pages that it copies
+	reported uint32   // of these: pages with a terminal report
+	seen     []uint64 // bitmap of reported pages
+}
+
+// ended says whether the consumer holds no page any more.
+func (s consumerState) ended() bool {
+	return s == consumerReleased || s == consumerDone || s == consumerDropped
+}
+
+// limit is the number of leading pages that the consumer may be reading, or may start to.
+func (k *consumer) limit(pages int) int {
+	switch {
+	case k.state == consumerReady:
+		return pages
+	case k.state.ended():
+		return 0
+	}
+	return int(k.begun)
+}
+
+// rankOf is the position of the rank that a session is, -1 when it is none of this instance.
+func (inst *instance) rankOf(s *session) int {
+	for rank := range inst.ranks {
+		if inst.ranks[rank].session == s && s != nil {
+			return rank
+		}
+	}
+	return -1
+}
+
+// newLease takes a reference on each page (I1) and charges them.
+func (c *Cache) newLease(op *operation, pages []index.Handle) *lease {
+	inst := op.instance
+	l := &lease{
+		id: newID(c, c.leases), instance: inst, session: op.session, op: op, pages: pages, held: len(pages),
+		consumers: make([]consumer, len(inst.ranks)), since: c.now,
+	}
+	for _, h := range pages {
+		c.index.Hold(h)
+	}
+	c.charge(l, uint64(len(pages))*inst.geometry.pageBytes)
+	c.leases[l.id] = l
+	inst.leases[l.id] = l
+	op.session.leases[l.id] = l
+	c.relabel(l)
+	return l
+}
+
+// Begin says that rank, or AllRanks, will copy the first pages of a lease that the session holds. Pages beyond are released for these
+// consumers. A second begin of equal length is the echo of a resume and does nothing.
+func (c *Cache) Begin(id SessionID, leaseID uint64, rank uint16, pages uint32) error {
+	c.enter()
+	defer c.leave()
+	l, from, to, err := c.consumers("begin", id, leaseID, rank)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		return c.violation("begin", wire.StatusUnknown, "begin names lease %#x, which does not exist", leaseID)
+	}
+	if int(pages) > len(l.pages) {
+		return c.violation("begin", wire.StatusTooLarge, "begin names %d pages of a lease of %d", pages, len(l.pages))
+	}
+	for r := from; r < to; r++ {
+		k := &l.consumers[r]
+		changed := k.state != consumerReady && k.begun != pages && k.state != consumerDropped && k.state != consumerQuarantined
+		if changed && rank != wire.AllRanks {
+			return c.violation("begin", wire.StatusConflict, "rank %d has already %d pages of lease %#x, begin now says %d", r, k.begun, leaseID, pages)
+		}
+	}
+	for r := from; r < to; r++ {
+		c.beginConsumer(l, r, pages)
+	}
+	c.settle(l)
+	return nil
+}
+
+func (c *Cache) beginConsumer(l *lease, rank int, pages uint32) {
+	k := &l.consumers[rank]
+	switch {
+	case k.state != consumerReady:
+	case pages == 0:
+		consumerMachine.to(&k.state, consumerReleased)
+	case l.instance.ranks[rank].process == nil:
+		consumerMachine.to(&k.state, consumerDropped) // a vacant rank reads nothing
+	default:
+		consumerMachine.to(&k.state, consumerBegun)
+		k.begun = pages
+		k.reported = 0 // reports travel on the rank's own socket and may be read before the begin of the scheduler's
+		for i := range k.seen {
+			word := k.seen[i]
+			if rest := int(pages) - 64*i; rest < 64 {
+				word &= 1<<max(rest, 0) - 1
+			}
+			k.reported += uint32(bits.OnesCount64(word))
+		}
+		if k.reported == k.begun {
+			consumerMachine.to(&k.state, consumerDone)
+		}
+	}
+}
+
+// Release gives back what rank, or AllRanks, did not begin of a lease. A lease that has ended meanwhile is a harmless race; one that the
+// rank has begun, or that the session does not hold, is a violation.
+func (c *Cache) Release(id SessionID, leaseID uint64, rank uint16) error {
+	c.enter()
+	defer c.leave()
+	l, from, to, err := c.consumers("release", id, leaseID, rank)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		c.counters.lateReports++
+		return nil
+	}
+	if rank != wire.AllRanks && l.consumers[from].state == consumerBegun {
+		return c.violation("release", wire.StatusConflict, "release names lease %#x, which rank %d has begun; report its copy instead", leaseID, rank)
+	}
+	for r := from; r < to; r++ {
+		if l.consumers[r].state == consumerReady {
+			consumerMachine.to(&l.consumers[r].state, consumerReleased)
+		}
+	}
+	c.settle(l)
+	return nil
+}
+
+// Revoked answers a revoke: yielded gives the unbegun lease back, else it is in use and asked for again later. The lease may have ended
+// meanwhile.
+func (c *Cache) Revoked(id SessionID, leaseID uint64, yielded bool) error {
+	c.enter()
+	defer c.leave()
+	s, err := c.open(id)
+	if err != nil {
+		return err
+	}
+	c.heard(s)
+	l := c.leases[leaseID]
+	if l == nil {
+		c.counters.lateReports++
+		return nil
+	}
+	if l.session != s {
+		return c.violation("revoked", wire.StatusUnknown, "revoked names lease %#x of another session", leaseID)
+	}
+	l.revoked, l.since = false, c.now
+	if !yielded {
+		return nil
+	}
+	if l.anyIn(consumerBegun) {
+		return c.violation("revoked", wire.StatusConflict, "revoked yields lease %#x, which was begun", leaseID)
+	}
+	if l.op != nil {
+		s.rememberYield(l.op.id, c.config.SessionOperations)
+	}
+	c.endConsumers(l, consumerReady, consumerReleased)
+	return nil
+}
+
+// Restored is the terminal report of one rank's copy of some pages: ok when every byte arrived. bytes must not pass the slices that were
+// leased; a page that was reported before, or a report of another's rank, is a violation. Pages stay valid after a failure.
+func (c *Cache) Restored(id SessionID, leaseID uint64, rank uint16, ok bool, bytes uint64, ranges []wire.Range) error {
+	c.enter()
+	defer c.leave()
+	s, err := c.open(id)
+	if err != nil {
+		return err
+	}
+	l := c.leases[leaseID]
+	if l == nil {
+		return c.violation("restored", wire.StatusUnknown, "restored names lease %#x, which does not exist or has every report", leaseID)
+	}
+	at := l.instance.rankOf(s)
+	if at < 0 || l.instance.ranks[at].number != rank {
+		return c.violation("restored", wire.StatusUnknown, "restored names rank %d of lease %#x, which this session is not", rank, leaseID)
+	}
+	k := &l.consumers[at]
+	if k.state == consumerQuarantined {
+		c.counters.lateReports++
+		return nil
+	}
+	pages := k.limit(len(l.pages))
+	count, err := wire.CountRanges(ranges, uint32(pages))
+	if err != nil {
+		return c.violation("restored", wire.StatusMalformed, "restored of lease %#x, %d pages of rank %d: %v", leaseID, pages, rank, err)
+	}
+	if most := uint64(count) * l.instance.geometry.sliceBytes(at); bytes > most {
+		return c.violation("restored", wire.StatusTooLarge, "restored reports %d bytes of %d pages, their slices have %d", bytes, count, most)
+	}
+	if k.saw(ranges) {
+		return c.violation("restored", wire.StatusConflict, "restored reports pages of lease %#x, rank %d, a second time", leaseID, rank)
+	}
+	c.report(l, k, ok, bytes, ranges, count)
+	return nil
+}
+
+// report takes a checked terminal report: the only place that credits bytes that arrived.
+func (c *Cache) report(l *lease, k *consumer, ok bool, bytes uint64, ranges []wire.Range, count uint32) {
+	if k.seen == nil {
+		k.seen = make([]uint64, (len(l.pages)+63)/64)
+	}
+	for _, r := range ranges {
+		for i := r.First; i < r.First+r.Count; i++ {
+			k.seen[i/64] |= 1 << (i % 64)
+			if ok {
+				c.creditPage(l.instance, l.pages[i])
+			}
+		}
+	}
+	if !l.instance.private {
+		if ok {
+			c.counters.loadBytes += bytes
+		} else {
+			c.counters.loadFailures += uint64(count)
+		}
+	}
+	if k.state != consumerBegun {
+		return // its begin is on the way
+	}
+	if k.reported += count; k.reported == k.begun {
+		consumerMachine.to(&k.state, consumerDone)
+		c.settle(l)
+	}
+}
+
+func (k *consumer) saw(ranges []wire.Range) bool {
+	if k.seen == nil {
+		return false
+	}
+	for _, r := range ranges {
+		for i := r.First; i < r.First+r.Count; i++ {
+			if k.seen[i/64]&(1<<(i%64)) != 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// consumers finds a lease and the consumers [from, to) that rank names. Only the session that holds the lease may speak for what is unbegun.
+// The lease is nil, without error, when there is none of that id.
+func (c *Cache) consumers(kind string, id SessionID, leaseID uint64, rank uint16) (l *lease, from, to int, err error) {
+	s, err := c.open(id)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	if l = c.leases[leaseID]; l == nil {
+		return nil, 0, 0, nil
+	}
+	if l.session != s {
+		return nil, 0, 0, c.violation(kind, wire.StatusUnknown, "%s names lease %#x, which this session does not hold", kind, leaseID)
+	}
+	if rank == wire.AllRanks {
+		return l, 0, len(l.consumers), nil
+	}
+	for r := range l.instance.ranks {
+		if l.instance.ranks[r].number == rank {
+			return l, r, r + 1, nil
+		}
+	}
+	return nil, 0, 0, c.violation(kind, wire.StatusTooLarge, "%s names rank %d of an instance of %d", kind, rank, len(l.consumers))
+}
+
+func (l *lease) anyIn(state consumerState) bool {
+	for i := range l.consumers {
+		if l.consumers[i].state == state {
+			return true
+		}
+	}
+	return false
+}

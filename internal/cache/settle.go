@@ -1,0 +1,131 @@
+package cache
+
+// settle brings a lease in line with its consumers: references that no consumer can use any more drop with their charge (I1, I4), the query
+// retires when nothing of it is unbegun, and the lease ends with its last consumer.
+func (c *Cache) settle(l *lease) {
+	held := 0
+	for i := range l.consumers {
+		held = max(held, l.consumers[i].limit(len(l.pages)))
+	}
+	c.shrink(l, held)
+	if l.op != nil && !l.anyIn(consumerReady) {
+		c.retire(l.op)
+	}
+	for i := range l.consumers {
+		if !l.consumers[i].state.ended() {
+			c.relabel(l)
+			return
+		}
+	}
+	c.setPhase(l, phaseEnded)
+	c.unlist(l)
+	delete(c.leases, l.id)
+}
+
+// shrink drops the references on all but the first held pages, last page first: the head of a prefix is used last, so that reclaim
+// takes its tail before it.
+func (c *Cache) shrink(l *lease, held int) {
+	if held >= l.held {
+		return
+	}
+	c.uncharge(l, uint64(l.held-held)*l.instance.geometry.pageBytes)
+	for i := l.held - 1; i >= held; i-- {
+		c.index.Drop(l.pages[i])
+	}
+	l.held = held
+}
+
+// unlist takes a lease off its owner and its instance, which may then be forgotten.
+func (c *Cache) unlist(l *lease) {
+	s, inst := l.session, l.instance
+	l.session = nil
+	delete(inst.leases, l.id)
+	if s != nil {
+		delete(s.leases, l.id)
+		c.endIfIdle(s)
+	}
+	c.removeIfIdle(inst)
+}
+
+// relabel moves a lease's bytes to the phase that its consumers are in and that the silence of their sessions asks for.
+func (c *Cache) relabel(l *lease) {
+	if l.phase == phaseEnded || l.phase == phaseQuarantined {
+		return
+	}
+	ready, begun, silent := false, false, false
+	for rank := range l.consumers {
+		switch l.consumers[rank].state {
+		case consumerReady:
+			ready = true
+		case consumerBegun:
+			begun = true
+			s := l.instance.ranks[rank].session
+			silent = silent || s == nil || s.silent
+		}
+	}
+	silent = silent || ready && (l.session == nil || l.session.silent)
+	switch {
+	case !ready && !begun:
+		c.setPhase(l, phaseQuarantined) // I8: charged to the pool, never reused
+		c.unlist(l)
+	case silent:
+		c.setPhase(l, phaseStalled)
+	case begun:
+		c.setPhase(l, phaseRestoring)
+	default:
+		c.setPhase(l, phaseReady)
+	}
+}
+
+// relabelAll relabels the leases that a session's silence bears on.
+func (c *Cache) relabelAll(s *session) {
+	for _, l := range inOrder(s.leases) {
+		c.relabel(l)
+	}
+	for _, inst := range c.everyInstance() {
+		if inst == s.instance || inst.private && inst.ranks[0].session == s {
+			for _, l := range inOrder(inst.leases) {
+				c.relabel(l)
+			}
+		}
+	}
+}
+
+// endCopy ends one rank's begun part of a lease, if there is one.
+func (c *Cache) endCopy(l *lease, rank int, end consumerState) {
+	k := &l.consumers[rank]
+	if k.state == consumerBegun {
+		consumerMachine.to(&k.state, end)
+		c.settle(l)
+	}
+}
+
+// endConsumers ends every part of a lease that is in one state.
+func (c *Cache) endConsumers(l *lease, from, end consumerState) {
+	for i := range l.consumers {
+		if l.consumers[i].state == from {
+			consumerMachine.to(&l.consumers[i].state, end)
+		}
+	}
+	c.settle(l)
+}
+
+// quarantineConsumer keeps for ever what a rank begun and nobody accounts for (I8).
+func (c *Cache) quarantineConsumer(l *lease, rank int) {
+	consumerMachine.to(&l.consumers[rank].state, consumerQuarantined)
+	c.settle(l)
+}
+
+// askBack pushes a revoke for every lease that nobody began for RevokeAfter. Only the answer can end the lease.
+func (c *Cache) askBack() {
+	for _, l := range inOrder(c.leases) {
+		if l.revoked || l.session == nil || l.session.sink == nil || l.anyIn(consumerBegun) || !l.anyIn(consumerReady) {
+			continue
+		}
+		if c.now.Sub(l.since) < c.config.RevokeAfter {
+			continue
+		}
+		l.revoked = c.push(l.session, Notice{Kind: NoticeRevoke, ID: l.id})
+		c.askedAt(l.session)
+	}
+}

@@ -1,0 +1,155 @@
+package cache
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Every life in this package is a machine: named states and the legal next ones of each. Machines move in one function, to, which
+// crashes on an illegal move: two owners would believe that they hold the same bytes. The machine of a page record stands in
+// internal/index.
+type machine[S ~uint8] struct {
+	noun  string
+	names []string
+	moves [][]S // by state: the legal next states
+}
+
+// to moves *state to next.
+func (m *machine[S]) to(state *S, next S) {
+	if !slices.Contains(m.moves[*state], next) {
+		panic(fmt.Sprintf("cache: a %s cannot go from %s to %s", m.noun, m.names[*state], m.names[next]))
+	}
+	*state = next
+}
+
+// sliceState is one storage rank's part of one reserved page.
+//
+//	reserved ──► committed
+//	    ├──────► abandoned     its writer said so, or died and is quiet
+//	    └──────► quarantined   its writer died and may still write, or nobody accounts for it
+//
+// A reserved slice whose writer's session is disconnected is labelled settling in Stats: the next word on it comes from a resume
+// or from the exit of the process.
+type sliceState uint8
+
+const (
+	sliceReserved sliceState = iota
+	sliceCommitted
+	sliceAbandoned
+	sliceQuarantined
+)
+
+var sliceMachine = machine[sliceState]{
+	"slice",
+	[]string{"reserved", "committed", "abandoned", "quarantined"},
+	[][]sliceState{sliceReserved: {sliceCommitted, sliceAbandoned, sliceQuarantined}, sliceQuarantined: nil},
+}
+
+// operationState is one outstanding query.
+//
+//	waiting ──► ready ──► retired
+//	    └─────────────────┘
+type operationState uint8
+
+const (
+	operationWaiting operationState = iota
+	operationReady
+	operationRetired
+)
+
+var operationMachine = machine[operationState]{
+	"query",
+	[]string{"waiting", "ready", "retired"},
+	[][]operationState{operationWaiting: {operationReady, operationRetired}, operationReady: {operationRetired}, operationRetired: nil},
+}
+
+// consumerState is one rank's part of a lease. Released, done and dropped are terminal and hold nothing; quarantined holds for ever.
+//
+//	ready ──► begun ──► done
+//	  │         ├─────► dropped      its process died: a dead reader is harmless
+//	  │         └─────► quarantined  no living process accounts for the copy
+//	  ├─────► released
+//	  └─────► dropped
+type consumerState uint8
+
+const (
+	consumerReady consumerState = iota
+	consumerBegun
+	consumerReleased
+	consumerDone
+	consumerDropped
+	consumerQuarantined
+)
+
+var consumerMachine = machine[consumerState]{
+	"consumer",
+	[]string{"ready", "begun", "released", "done", "dropped", "quarantined"},
+	[][]consumerState{
+		consumerReady:       {consumerBegun, consumerReleased, consumerDropped},
+		consumerBegun:       {consumerDone, consumerDropped, consumerQuarantined},
+		consumerQuarantined: nil,
+	},
+}
+
+// phase is where a lease's bytes are charged.
+//
+//	ready, restoring   global budget, instance budget, pool
+//	stalled            instance budget, pool
+//	quarantined        pool
+type phase uint8
+
+const (
+	phaseReady phase = iota
+	phaseRestoring
+	phaseStalled
+	phaseQuarantined
+	phaseEnded
+	phases
+)
+
+var phaseMachine = machine[phase]{
+	"lease",
+	[]string{"ready", "restoring", "stalled", "quarantined", "ended"},
+	[][]phase{
+		phaseReady:       {phaseRestoring, phaseStalled, phaseQuarantined, phaseEnded},
+		phaseRestoring:   {phaseStalled, phaseQuarantined, phaseEnded},
+		phaseStalled:     {phaseReady, phaseRestoring, phaseQuarantined, phaseEnded},
+		phaseQuarantined: nil,
+		phaseEnded:       nil,
+	},
+}
+
+// sessionState is one connection. A closed one is disconnected while its process lives and still holds something.
+//
+//	open ──► closed ──► ended
+type sessionState uint8
+
+const (
+	sessionOpen sessionState = iota
+	sessionClosed
+	sessionEnded
+)
+
+var sessionMachine = machine[sessionState]{
+	"session",
+	[]string{"open", "closed", "ended"},
+	[][]sessionState{sessionOpen: {sessionClosed}, sessionClosed: {sessionEnded}, sessionEnded: nil},
+}
+
+// instanceState is one engine replica.
+//
+//	gathering ──► sealed ──► gone
+//	    └────────────────────┘
+type instanceState uint8
+
+const (
+	instanceGathering instanceState = iota
+	instanceSealed
+	instanceGone
+)
+
+var instanceMachine = machine[instanceState]{
+	"instance",
+	[]string{"gathering", "sealed", "gone"},
+	[][]instanceState{instanceGathering: {instanceSealed, instanceGone}, instanceSealed: {instanceGone}, instanceGone: nil},
+}

@@ -1,0 +1,172 @@
+package cache
+
+import (
+	"orbitkv/internal/index"
+	"orbitkv/internal/wire"
+)
+
+// counters only grow. Pages and bytes of private namespaces are in none of them.
+type counters struct {
+	busy                uint64
+	budgetWaits         uint64
+	budgetCuts          uint64
+	hits                uint64
+	misses              uint64
+	notMapped           uint64
+	insertions          uint64
+	promotions          uint64
+	evictions           [4]uint64 // by index.Class
+	evictionsReferenced uint64
+	reclaimedBytes      uint64
+	allocFailures       uint64
+	loadBytes           uint64
+	loadFailures        uint64
+	saveBytes           uint64
+	noticesDropped      uint64
+	lateReports         uint64
+	violations          map[string]uint64
+}
+
+// violation counts a breach of what a session holds and makes its error: the connection is to be closed.
+func (c *Cache) violation(kind string, status wire.Status, format string, args ...any) error {
+	if c.counters.violations == nil {
+		c.counters.violations = map[string]uint64{}
+	}
+	c.counters.violations[kind]++
+	return wire.Errorf(status, format, args...)
+}
+
+// Stats is every number of the cache. Fields that end in Total only grow; the others are what is now. Bytes of pages are padded
+// footprints.
+type Stats struct {
+	PoolConfiguredBytes    uint64 `json:"pool_configured_bytes"`
+	PoolCapacityBytes      uint64 `json:"pool_capacity_bytes"` // of the arenas that are lent
+	PoolUsedBytes          uint64 `json:"pool_used_bytes"`
+	PoolLargestFreeBytes   uint64 `json:"pool_largest_free_bytes"` // contiguous, in one arena
+	PoolAllocFailuresTotal uint64 `json:"pool_alloc_failures_total"`
+
+	QueryBudgetBytes         uint64            `json:"query_budget_bytes"`
+	InstanceBudgetBytes      uint64            `json:"instance_budget_bytes"`
+	QueryReservedBytes       uint64            `json:"query_reserved_bytes"`          // in the global budget
+	QueryReservedByPhase     map[string]uint64 `json:"query_reserved_bytes_by_phase"` // ready, restoring, stalled, quarantined
+	QueryBudgetWaitsTotal    uint64            `json:"query_budget_waits_total"`
+	QueryBudgetBypassesTotal uint64            `json:"query_budget_bypasses_total"` // demands that were cut to fit
+	BusyTotal                uint64            `json:"busy_total"`                  // refusals because a table was full
+
+	PageHitsTotal            uint64            `json:"page_hits_total"`   // keys leased from DRAM: a decision, not a transfer
+	PageMissesTotal          uint64            `json:"page_misses_total"` // keys not leased; hits and misses sum to the keys asked for
+	PagesNotMappedTotal      uint64            `json:"pages_not_mapped_total"`
+	PageInsertionsTotal      uint64            `json:"page_insertions_total"`
+	PagePromotionsTotal      uint64            `json:"page_promotions_total"`
+	PageEvictionsTotal       map[string]uint64 `json:"page_evictions_total"` // by class
+	EvictionsReferencedTotal uint64            `json:"evictions_referenced_total"`
+	EvictionReclaimedTotal   uint64            `json:"eviction_reclaimed_bytes_total"`
+	ResidentPages            map[string]uint64 `json:"resident_pages"` // by class
+	ResidentBytes            uint64            `json:"resident_bytes"`
+	RetiredBytes             uint64            `json:"retired_bytes"`     // out of the index, still referenced
+	WritingBytes             uint64            `json:"writing_bytes"`     // reserved and not sealed
+	AbandonedBytes           uint64            `json:"abandoned_bytes"`   // can never seal, a writer is not terminal
+	QuarantinedBytes         uint64            `json:"quarantined_bytes"` // pages with a writer of which nobody will say that it is done
+	StalledBytes             uint64            `json:"stalled_bytes"`     // leases whose session is silent
+	SettlingBytes            uint64            `json:"settling_bytes"`    // slices whose writer is disconnected and not proved dead
+	IndexBytes               uint64            `json:"index_bytes"`
+	WarmupPreparedBytesTotal uint64            `json:"warmup_prepared_bytes_total"`
+	WarmupRestoredBytesTotal uint64            `json:"warmup_restored_bytes_total"`
+	WarmupUnusedBytesTotal   uint64            `json:"warmup_unused_bytes_total"`
+	WarmupPendingBytes       uint64            `json:"warmup_pending_bytes"`
+	LoadBytesTotal           uint64            `json:"load_bytes_total"`      // that arrived, from terminal reports only
+	LoadFailuresTotal        uint64            `json:"load_failures_total"`   // pages of failed copies
+	SaveBytesTotal           uint64            `json:"save_bytes_total"`      // unpadded bytes of pages that were sealed
+	OperationsWaiting        uint64            `json:"operations_waiting"`    // for budget
+	OperationsReady          uint64            `json:"operations_ready"`      // and not begun
+	Leases                   uint64            `json:"leases"`                // quarantined ones included
+	Reservations             uint64            `json:"reservations"`          // with a slice that is not terminal
+	Sessions                 uint64            `json:"sessions"`              // connected
+	SessionsDisconnected     uint64            `json:"sessions_disconnected"` // whose process lives
+	SessionsStalled          uint64            `json:"sessions_stalled"`      // of both
+	Processes                uint64            `json:"processes"`             //
+	Instances                uint64            `json:"instances"`             //
+	Namespaces               uint64            `json:"namespaces"`            //
+	NoticesDroppedTotal      uint64            `json:"notices_dropped_total"` // a send queue was full
+	LateReportsTotal         uint64            `json:"late_reports_total"`    // harmless races
+	ViolationsTotal          map[string]uint64 `json:"violations_total"`      // by message
+}
+
+// Stats reads all numbers.
+func (c *Cache) Stats() Stats {
+	c.enter()
+	defer c.leave()
+	n := &c.counters
+	stats := Stats{
+		PoolConfiguredBytes: c.config.PoolBytes, PoolAllocFailuresTotal: n.allocFailures,
+		QueryBudgetBytes: c.budget.globalMax, InstanceBudgetBytes: c.budget.instanceMax, QueryReservedBytes: c.budget.global(),
+		QueryBudgetWaitsTotal: n.budgetWaits, QueryBudgetBypassesTotal: n.budgetCuts, BusyTotal: n.busy,
+		PageHitsTotal: n.hits, PageMissesTotal: n.misses, PagesNotMappedTotal: n.notMapped, PageInsertionsTotal: n.insertions,
+		PagePromotionsTotal: n.promotions, EvictionsReferencedTotal: n.evictionsReferenced, EvictionReclaimedTotal: n.reclaimedBytes,
+		ResidentBytes: c.stateBytes[index.Sealed], RetiredBytes: c.stateBytes[index.Retired], WritingBytes: c.stateBytes[index.Reserved],
+		AbandonedBytes: c.stateBytes[index.Abandoned], QuarantinedBytes: c.stateBytes[index.Quarantined],
+		StalledBytes: c.budget.byPhase[phaseStalled], SettlingBytes: c.settlingBytes(), IndexBytes: c.index.Bytes(),
+		WarmupPreparedBytesTotal: c.useful.preparedBytes, WarmupRestoredBytesTotal: c.useful.restoredBytes,
+		WarmupUnusedBytesTotal: c.useful.unusedBytes, WarmupPendingBytes: c.useful.pending(),
+		LoadBytesTotal: n.loadBytes, LoadFailuresTotal: n.loadFailures, SaveBytesTotal: n.saveBytes,
+		Leases: uint64(len(c.leases)), Reservations: uint64(c.openReservations), Processes: uint64(len(c.processes)),
+		Instances: uint64(len(c.instances)), Namespaces: uint64(len(c.namespaces)),
+		NoticesDroppedTotal: n.noticesDropped, LateReportsTotal: n.lateReports,
+		QueryReservedByPhase: map[string]uint64{}, PageEvictionsTotal: map[string]uint64{}, ResidentPages: map[string]uint64{},
+		ViolationsTotal: map[string]uint64{},
+	}
+	stats.addPool(c)
+	stats.addTables(c)
+	return stats
+}
+
+func (stats *Stats) addPool(c *Cache) {
+	for _, a := range c.arenas {
+		stats.PoolCapacityBytes += a.free.Bytes()
+		stats.PoolUsedBytes += a.free.Bytes() - a.free.FreeBytes()
+		stats.PoolLargestFreeBytes = max(stats.PoolLargestFreeBytes, a.free.LargestFree())
+	}
+	for p := phaseReady; p < phaseEnded; p++ {
+		stats.QueryReservedByPhase[phaseMachine.names[p]] = c.budget.byPhase[p]
+	}
+	for _, class := range index.Classes {
+		stats.PageEvictionsTotal[class.String()] = c.counters.evictions[class]
+		stats.ResidentPages[class.String()] = c.index.Resident(class)
+	}
+	for kind, count := range c.counters.violations {
+		stats.ViolationsTotal[kind] = count
+	}
+}
+
+func (stats *Stats) addTables(c *Cache) {
+	for _, s := range c.sessions {
+		switch s.state {
+		case sessionOpen:
+			stats.Sessions++
+		case sessionClosed:
+			stats.SessionsDisconnected++
+		}
+		if s.silent {
+			stats.SessionsStalled++
+		}
+		for _, op := range s.operations {
+			if op.state == operationWaiting {
+				stats.OperationsWaiting++
+			} else {
+				stats.OperationsReady++
+			}
+		}
+	}
+}
+
+// settlingBytes is what disconnected ranks have reserved: freed, committed or quarantined by their resume or the exit of their process.
+func (c *Cache) settlingBytes() (bytes uint64) {
+	for _, r := range c.reservations {
+		for storage, rank := range r.instance.geometry.storage {
+			if s := r.instance.ranks[rank].session; s != nil && s.state == sessionClosed {
+				bytes += uint64(r.openBy[storage]) * r.instance.geometry.slices[storage].Bytes
+			}
+		}
+	}
+	return bytes
+}
