@@ -1,18 +1,15 @@
 """One real vLLM OpenAI server as a process group: started, asked over HTTP, stopped, and nothing of it left.
 
 Whoever starts an engine owns its end. The server is a session of its own, so that every process it starts can be found
-and ended by that session's id, and the kernel ends the server when the thread that started it dies.
+and ended by that session's id; a sentinel beside it does so when the starter is killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +18,7 @@ from typing import Any
 
 from harness import http
 from harness.checkpoint import Checkpoint, ensure
+from harness.sentinel import kill_session, session_members
 
 START_LIMIT_S = 900.0  # Generous: a slow machine is no failure, only a dead process or this limit is.
 STOP_LIMIT_S = 30.0  # From SIGTERM to SIGKILL.
@@ -28,12 +26,6 @@ END_LIMIT_S = 20.0  # For the kernel and init to bury what was killed.
 POLL_S = 0.25
 LOG_TAIL_BYTES = 6000
 SERVED_NAME = "tiny"
-
-# Asks the kernel to end the server with the thread that started it, then becomes the server.
-_LAUNCH = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.getppid() == int(sys.argv[1]) or sys.exit('orphaned'); "
-    "os.execv(sys.argv[2], sys.argv[2:])"
-)
 
 
 class EngineFailure(Exception):
@@ -101,6 +93,7 @@ class Engine:
 
     config: EngineConfig
     process: subprocess.Popen[bytes]
+    sentinel: subprocess.Popen[bytes]
     port: int
     log: Path
     ended: bool = field(default=False)
@@ -108,17 +101,16 @@ class Engine:
     @classmethod
     def start(cls, config: EngineConfig, log: Path, limit_s: float = START_LIMIT_S) -> Engine:
         """Start the server and return when it answers /health; on failure nothing is left running."""
-        if threading.current_thread() is not threading.main_thread():
-            raise EngineFailure("start engines from the main thread: the server lives as long as the thread does")
         port = free_port()
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**base_environment(), **dict(config.environment)}
-        launch = [sys.executable, "-c", _LAUNCH, str(os.getpid()), *config.command(port)]
+        command = config.command(port)
         with log.open("wb") as out:
             process = subprocess.Popen(
-                launch, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
             )
-        engine = cls(config, process, port, log)
+        sentinel = _sentinel(process.pid)
+        engine = cls(config, process, sentinel, port, log)
         try:
             engine.wait_ready(limit_s)
         except BaseException:
@@ -187,15 +179,19 @@ class Engine:
         except (subprocess.TimeoutExpired, EngineFailure):
             self.kill()
             raise EngineFailure(self.report(f"the engine did not end within {STOP_LIMIT_S:.0f} s of SIGTERM")) from None
-        self.ended = True
+        self._ended()
 
     def kill(self) -> None:
         """End every process of the server with SIGKILL and wait until they are gone."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_session(self.process.pid)
         self.process.wait(END_LIMIT_S)
         self._await_end(END_LIMIT_S)
+        self._ended()
+
+    def _ended(self) -> None:
+        """Tell the sentinel that nothing is left to end, and wait for it."""
+        if not self.ended:
+            self.sentinel.communicate(b"e", END_LIMIT_S)
         self.ended = True
 
     def _await_end(self, limit_s: float) -> None:
@@ -231,19 +227,11 @@ def _collect(events: Iterator[dict[str, Any]], begun: float) -> Completion:
     return Completion(tuple(tokens), text, usage.get("prompt_tokens", 0), cached, first_s, total_s, reason)
 
 
-def session_members(session: int) -> list[int]:
-    """Return the live processes of a session, zombies left out: they hold nothing any more."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            facts = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if facts[0] not in "ZX" and int(facts[3]) == session:
-            members.append(int(entry.name))
-    return sorted(members)
+def _sentinel(session: int) -> subprocess.Popen[bytes]:
+    """Start the process that ends the session when this one is killed."""
+    command = [sys.executable, "-m", "harness.sentinel", str(session)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
 
 
 def free_port() -> int:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine import Engine, EngineConfig, EngineFailure, session_members
+from harness.engine import Engine, EngineConfig, EngineFailure
 from harness.pool import LOGS, EnginePool
+from harness.sentinel import session_members
 
 PLAIN = EngineConfig()
 
