@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -150,18 +151,15 @@ def test_many_threads_wait_and_each_gets_its_own_answer(
             seen.append((value, head.nonce))
 
     def echo() -> None:
-        waiting = []
-        for count in range(calls * threads):
-            request, message = peer.take()
-            assert isinstance(message, _wire.Ping)
-            waiting.append((request, message.nonce))
-            if len(waiting) == 3 or count >= calls * threads - threads * 2 or not more_to_come(waiting, threads):
-                for each in reversed(waiting):
-                    peer.put(_wire.Pong(each[1]), each[0])
-                waiting.clear()
-
-    def more_to_come(waiting: list[tuple[int, int]], most: int) -> bool:
-        return len(waiting) < min(3, most)
+        left = calls * threads
+        while left:
+            waiting = [peer.take()]
+            while select.select([peer.socket], [], [], 0)[0]:
+                waiting.append(peer.take())
+            left -= len(waiting)
+            for request, message in reversed(waiting):
+                assert isinstance(message, _wire.Ping)
+                peer.put(_wire.Pong(message.nonce), request)
 
     workers = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
     server = threading.Thread(target=echo)

@@ -1,0 +1,58 @@
+"""Real Managers for engine-free tests: each test has its own, and each must end cleanly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.manager import ManagerProcess
+
+ROOT = Path(__file__).resolve().parents[3]
+Start = Callable[..., ManagerProcess]
+Spawn = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start_manager(orbitkv_binary: Path, tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a Manager with a pool size and options; the fixture ends every one."""
+    running: list[ManagerProcess] = []
+
+    def start(pool: str = "256mib", *options: str) -> ManagerProcess:
+        manager = ManagerProcess(orbitkv_binary, tmp_path / f"m{len(running)}", pool, *options)
+        running.append(manager)
+        return manager.start()
+
+    yield start
+    for manager in running:
+        manager.stop()
+
+
+@pytest.fixture
+def manager(start_manager: Start) -> ManagerProcess:
+    """Return a Manager with a pool of 256 MiB."""
+    return start_manager()
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Return a function that starts a process of harness.load; the fixture ends every one."""
+    running: list[subprocess.Popen[str]] = []
+    path = f"{ROOT / 'python' / 'src'}:{ROOT / 'tools'}"
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "harness.load", *map(str, arguments)]
+        environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin"}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
