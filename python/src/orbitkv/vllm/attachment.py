@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from orbitkv.client import Arena, CacheManagerClient, Role, Status
 from orbitkv.errors import ChannelClosed, OrbitKVError, Refused
 from orbitkv.transfer import KVLayout, TransferBackend, make_backend
+from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.settings import Settings
 
 Report = Callable[[CacheManagerClient], None]
 
 UNTOLD_MAX = 65536  # reports kept for the next session
 
-log = logging.getLogger("orbitkv.vllm")
+log = logging.getLogger(LOGGER)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from orbitkv.vllm.logs import LOGGER
+
 UNANSWERED_MAX = 3
 OPEN_SECONDS = 1.0
 
-log = logging.getLogger("orbitkv.vllm")
+log = logging.getLogger(LOGGER)
 
 
 @dataclass

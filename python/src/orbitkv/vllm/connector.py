@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from orbitkv.timeline import Timeline
 from orbitkv.vllm import engine
 from orbitkv.vllm.link import Link
+from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.metrics import OrbitKVPromMetrics, OrbitKVStats
 from orbitkv.vllm.plans import Progress, StepPlan, StepReport, WorkerHello
 from orbitkv.vllm.scheduler import SchedulerSide
@@ -30,7 +31,7 @@ from orbitkv.vllm.settings import read_settings
 from orbitkv.vllm.tensors import engine_layers
 from orbitkv.vllm.worker import WorkerSide
 
-log = logging.getLogger("orbitkv.vllm")
+log = logging.getLogger(LOGGER)
 
 
 class OrbitKVMetadata(KVConnectorMetadata):

@@ -22,6 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Unif
 from orbitkv.errors import ConfigurationError
 from orbitkv.identity import FINGERPRINT, ModelDigest, cache_scope, digest_text, model_digest
 from orbitkv.vllm.attachment import RankPlace
+from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.scheduler import Geometry
 from orbitkv.vllm.worker import EngineLayers
 
@@ -29,7 +30,7 @@ TESTED_RELEASES = ("0.29.0",)
 REPLICATED_SPECS = (MLAAttentionSpec,)
 FULL_SPECS = (FullAttentionSpec, MLAAttentionSpec)
 
-log = logging.getLogger("orbitkv.vllm")
+log = logging.getLogger(LOGGER)
 
 
 def check_configuration(config: Any) -> None:

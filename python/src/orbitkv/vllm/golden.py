@@ -26,13 +26,14 @@ import numpy.typing as npt
 from orbitkv.client import CacheManagerClient, Grant, State
 from orbitkv.errors import OrbitKVError, TransferError
 from orbitkv.transfer import CopyPlan, KVLayout, Transfer, TransferBackend
+from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.plans import GoldenLoan, GoldenResult
 from orbitkv.vllm.pool import BlockPool
 
 RETRY_SECONDS = 1.0  # after a round trip that could not run
 SPARE_BLOCKS = 2
 
-log = logging.getLogger("orbitkv.vllm")
+log = logging.getLogger(LOGGER)
 
 
 class PageAccess(Protocol):

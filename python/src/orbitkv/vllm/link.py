@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from orbitkv.errors import ConfigurationError, ManagerUnavailable, OrbitKVError, Refused
+from orbitkv.vllm.logs import LOGGER
 
 RETRY_SECONDS = 1.0  # between two attempts to connect
 TICK_SECONDS = 0.1  # between two looks at a session that is not complete yet
 WATCH_SECONDS = 0.25  # between two looks at a complete session
 
-log = logging.getLogger("orbitkv.vllm")
+log = logging.getLogger(LOGGER)
 
 
 class Session(Protocol):
@@ -77,9 +78,7 @@ class Link(Generic[S]):
     def start(self) -> None:
         """Try once, then leave the rest to the thread. Refused and ConfigurationError stop the engine's start."""
         try:
-            self._open()
-            if self._session is not None:
-                self._session.advance()
+            self.open_once()
         except ManagerUnavailable as fault:
             self._tell_absence(fault)
         except (Refused, ConfigurationError):
@@ -89,6 +88,13 @@ class Link(Generic[S]):
             log.warning("%s: %s", self._name, fault)
         self._thread = threading.Thread(target=self._run, name=f"orbitkv-{self._name}", daemon=True)
         self._thread.start()
+
+    def open_once(self) -> None:
+        """Connect if there is no session and advance it by one step, in the caller; faults are the caller's."""
+        if self.session is None:
+            self._open()
+        if self._session is not None:
+            self._session.advance()
 
     def wake(self) -> None:
         """Make the thread look at once."""

@@ -140,6 +140,9 @@ class Lookups:
             return None
         if look.lease is not None and not look.held:
             look.held = look.lease.hold()
+            if not look.held:  # A revoke won: what was promised by nobody yet is simply not there.
+                self.drop(ask.request)
+                return 0
         return look.found
 
     def _still_valid(self, look: Lookup, session: SchedulerSession, ask: Ask) -> bool:

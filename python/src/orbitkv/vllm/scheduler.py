@@ -24,6 +24,7 @@ from orbitkv.timeline import Stage, Timeline
 from orbitkv.vllm.breaker import Breaker
 from orbitkv.vllm.golden import GoldenDesk
 from orbitkv.vllm.link import Link
+from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.lookup import Ask, Lookup, Lookups
 from orbitkv.vllm.plans import Progress, RestorePlan, StepPlan, StepReport
 from orbitkv.vllm.pool import BlockPool
@@ -32,7 +33,7 @@ from orbitkv.vllm.session import Epoch, SchedulerSession
 from orbitkv.vllm.settings import Settings
 from orbitkv.vllm.stats import Stats
 
-log = logging.getLogger("orbitkv.vllm")
+log = logging.getLogger(LOGGER)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class SchedulerSide:
     clock: Callable[[], float] = time.monotonic
     stats: Stats = field(default_factory=Stats)
     breaker: Breaker = field(default_factory=Breaker)
-    _restores: list[RestorePlan] = field(default_factory=list)
+    _restores: list[tuple[SchedulerSession, RestorePlan]] = field(default_factory=list)
     _lost: list[int] = field(default_factory=list)
     _unused: set[str] = field(default_factory=set)  # requests of the timeline that have not computed yet
 
@@ -123,14 +124,14 @@ class SchedulerSide:
         for progress in running:
             self.publisher.collect(progress, epoch)
             self._first_use(progress.request)
+        plan = self._restore_plan(epoch)
         session = self._registered()
-        usable = self._usable()
-        plan = StepPlan(epoch=epoch, restores=self._restores, lost=self._lost)
-        self._restores, self._lost = [], []
+        if session is not None and plan.incarnation not in (b"", session.incarnation):
+            session = None
+        usable = session if session is not None and self._proven(session) else None
         plan.publishes = self.publisher.end_pass(usable)
         if session is not None:
-            plan.incarnation = session.incarnation
-            plan.slices = session.slices
+            plan.incarnation, plan.slices = session.incarnation, session.slices
             plan.golden = self.golden.lend(session.incarnation)
         self.lookups.end_pass()
         self.stats.gauge("pending_prefetches", self.lookups.pending)
@@ -181,7 +182,10 @@ class SchedulerSide:
     def _usable(self) -> SchedulerSession | None:
         """Return the session whose bytes were proven by a golden round trip on every rank."""
         session = self._registered()
-        return session if session is not None and self.golden.proven == session.incarnation else None
+        return session if session is not None and self._proven(session) else None
+
+    def _proven(self, session: SchedulerSession) -> bool:
+        return self.golden.proven == session.incarnation
 
     def _begin(self, request: str, look: Lookup | None, pages: int, blocks: Sequence[int]) -> range:
         """Write `begin` before the plan leaves; what cannot be begun is reported as lost, never submitted.
@@ -204,8 +208,26 @@ class SchedulerSide:
             self.stats.count("load_failure")
             self._lost.extend(targets)
             return range(0)
-        self._restores.append(RestorePlan(request, lease.id, np.array(targets, dtype=np.int64), places))
+        plan = RestorePlan(request, lease.id, np.array(targets, dtype=np.int64), places)
+        self._restores.append((look.session, plan))
         return restored
+
+    def _restore_plan(self, epoch: int) -> StepPlan:
+        """Return a plan with the restores that were begun in this pass.
+
+        They stay with the life of the Manager that they were begun with, also when its channel has closed since: the
+        workers' mappings outlive it. A plan has one life, so restores of another one are lost.
+        """
+        begun, self._restores = self._restores, []
+        lost, self._lost = self._lost, []
+        plan = StepPlan(epoch=epoch, lost=lost)
+        for session, restore in begun:
+            if plan.incarnation not in (b"", session.incarnation):
+                lost.extend(restore.blocks.tolist())
+                continue
+            plan.incarnation, plan.slices = session.incarnation, session.slices
+            plan.restores.append(restore)
+        return plan
 
     def _first_use(self, request: str) -> None:
         if request in self._unused:

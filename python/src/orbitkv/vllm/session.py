@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 from orbitkv.client import CacheManagerClient, Namespace, Role, Status
 from orbitkv.errors import CallTimeout, ChannelFull, LeaseLost, OrbitKVError, Refused
+from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.plans import SlicePlace
 from orbitkv.vllm.settings import Settings
 
 # Faults of one call that say nothing about the session.
 LOCAL_FAULTS = (LeaseLost, ChannelFull, CallTimeout)
 
-log = logging.getLogger("orbitkv.vllm")
+log = logging.getLogger(LOGGER)
 
 
 class Epoch:

@@ -28,13 +28,14 @@ from orbitkv.transfer import CopyPlan, KVLayout, Restore, Transfer
 from orbitkv.vllm.attachment import Attachment, RankPlace
 from orbitkv.vllm.golden import GoldenCheck, PageAccess
 from orbitkv.vllm.link import Link
+from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.plans import GoldenLoan, GoldenResult, PublishPlan, RestorePlan, SlicePlace, StepPlan, StepReport
 from orbitkv.vllm.settings import Settings
 from orbitkv.vllm.stats import Stats
 
 POISON = 0x5A
 
-log = logging.getLogger("orbitkv.vllm")
+log = logging.getLogger(LOGGER)
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class WorkerSide:
         facts: Mapping[str, str],
         timeline: Timeline,
         clock: Callable[[], float] = time.monotonic,
+        connect: Callable[[Attachment | None], Attachment] | None = None,
     ) -> None:
         self._settings = settings
         self._place = place
@@ -81,7 +83,7 @@ class WorkerSide:
         self._report = StepReport()
         self._proven = b""
         self._epoch = 0
-        self._link: Link[Attachment] = Link(f"worker {place.rank}", self._connect)
+        self._link: Link[Attachment] = Link(f"worker {place.rank}", connect or self._connect)
         if settings.fault.on:
             log.warning("FAULT INJECTION is on (%s): this worker computes wrong output on purpose", settings.fault)
 
