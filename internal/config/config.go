@@ -31,6 +31,16 @@ type Config struct {
 // Source gives what a user wrote for a flag or a variable; ok is false when nothing was written.
 type Source func(name string) (value string, ok bool)
 
+// HTTPAddress returns where the verbs that look at a running Manager find it. It is an error when HTTP is switched off.
+func HTTPAddress(flags, environment Source) (string, error) {
+	r := &reader{flags: flags, environment: environment}
+	address := r.address(true) // whoever asks may name any host
+	if r.err == nil && address == "" {
+		r.fail(FlagHTTP, fmt.Errorf("HTTP is off, so the Manager cannot be asked: name the address that it serves"))
+	}
+	return address, r.err
+}
+
 // reader reads keys and remembers the first error, so that Read is one list.
 type reader struct {
 	flags, environment Source

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"orbitkv/internal/config"
+	"orbitkv/internal/doctor"
+)
+
+func doctorCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this machine offers, line by line good or bad with the fix",
+		Args:  cobra.NoArgs,
+	}
+	addFlags(cmd, config.FlagSocket, config.FlagPoolSize, config.FlagHugePages)
+	asJSON := cmd.Flags().Bool("json", false, "print JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := readConfig(cmd)
+		if err != nil {
+			return err
+		}
+		named, _ := flagsOf(cmd)(config.FlagSocket)
+		options := doctor.Options{PoolBytes: cfg.PoolBytes, HugePages: cfg.HugePages, UID: os.Geteuid()}
+		for _, p := range config.SocketPaths(named, os.LookupEnv) {
+			options.Sockets = append(options.Sockets, doctor.Socket{Source: p.Source, Path: p.Path})
+		}
+		lines := doctor.Run(options)
+		write := doctor.Print
+		if *asJSON {
+			write = doctor.PrintJSON
+		}
+		if err := write(cmd.OutOrStdout(), lines); err != nil {
+			return err
+		}
+		if doctor.AnyBad(lines) {
+			return errSilent
+		}
+		return nil
+	}
+	return cmd
+}

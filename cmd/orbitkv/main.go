@@ -1,0 +1,40 @@
+// Command orbitkv is the one binary of OrbitKV: the Cache Manager and the verbs that look at it.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+// Set by the linker.
+var (
+	version = "dev"
+	commit  = ""
+)
+
+// errSilent ends a verb that has printed what is wrong with a status other than zero.
+var errSilent = errors.New("see above")
+
+func main() {
+	if err := root().Execute(); err != nil {
+		if !errors.Is(err, errSilent) {
+			fmt.Fprintln(os.Stderr, "orbitkv:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+func root() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:           "orbitkv",
+		Short:         "External KV cache for LLM inference",
+		Long:          "OrbitKV keeps the KV cache of LLM inference outside the engine. `orbitkv serve` runs the Cache Manager of this host.",
+		SilenceErrors: true, SilenceUsage: true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	cmd.AddCommand(serveCommand(), statusCommand(), verifyCommand(), doctorCommand(), versionCommand())
+	return cmd
+}

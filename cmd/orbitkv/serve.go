@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"orbitkv/internal/config"
+	"orbitkv/internal/daemon"
+	"orbitkv/internal/doctor"
+)
+
+func serveCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the Cache Manager of this host",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := readConfig(cmd)
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
+			return daemon.Run(ctx, daemon.Options{Config: cfg, Version: versionText(), Log: log})
+		},
+	}
+	addFlags(cmd, allFlags...)
+	return cmd
+}
+
+// allFlags is every flag of serve, in the order of the table.
+var allFlags = func() (flags []string) {
+	for _, k := range config.Keys {
+		if k.Flag != "" {
+			flags = append(flags, k.Flag)
+		}
+	}
+	return flags
+}()
+
+// addFlags gives a verb flags of the table. Their values stay text, which config.Read checks.
+func addFlags(cmd *cobra.Command, flags ...string) {
+	for _, flag := range flags {
+		key := config.Find(flag)
+		usage := key.Meaning + " Environment: " + key.Environment + ". Default: " + key.Default
+		value := cmd.Flags().VarPF(new(text), flag, "", usage)
+		if key.Unit == "switch" {
+			value.NoOptDefVal = "true"
+		}
+	}
+}
+
+// text is a flag's value as it was written.
+type text string
+
+// String implements pflag.Value.
+func (t *text) String() string { return string(*t) }
+
+// Set implements pflag.Value.
+func (t *text) Set(value string) error {
+	*t = text(value)
+	return nil
+}
+
+// Type implements pflag.Value: the word behind the flag in the help.
+func (t *text) Type() string { return "value" }
+
+func readConfig(cmd *cobra.Command) (config.Config, error) {
+	allowed, err := doctor.AllowedMemory(os.DirFS("/"))
+	if err != nil {
+		return config.Config{}, err
+	}
+	return config.Read(flagsOf(cmd), os.LookupEnv, doctor.DefaultPoolBytes(allowed.Bytes))
+}
+
+// flagsOf says what was written on the command line.
+func flagsOf(cmd *cobra.Command) config.Source {
+	return func(name string) (string, bool) {
+		flag := cmd.Flags().Lookup(name)
+		if flag == nil || !flag.Changed {
+			return "", false
+		}
+		return flag.Value.String(), true
+	}
+}

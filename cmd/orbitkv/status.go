@@ -1,0 +1,97 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"orbitkv/internal/admin"
+	"orbitkv/internal/config"
+)
+
+// Bounds of a look at a running Manager.
+const (
+	askWait        = 10 * time.Second
+	answerBytesMax = 64 << 20
+)
+
+func statusCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show who is attached to the running Manager, what is held and how full it is",
+		Args:  cobra.NoArgs,
+	}
+	addFlags(cmd, config.FlagHTTP)
+	asJSON := cmd.Flags().Bool("json", false, "print the whole status as JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		body, err := ask(cmd, "/status")
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			_, err := cmd.OutOrStdout().Write(body)
+			return err
+		}
+		var status admin.Status
+		if err := json.Unmarshal(body, &status); err != nil {
+			return fmt.Errorf("the status cannot be read: %w: is another program at this address, or another release?", err)
+		}
+		return printStatus(cmd.OutOrStdout(), status)
+	}
+	return cmd
+}
+
+func verifyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Check the invariants of the running Manager",
+		Args:  cobra.NoArgs,
+	}
+	addFlags(cmd, config.FlagHTTP)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		body, err := ask(cmd, "/verify")
+		if err != nil {
+			return err
+		}
+		var found admin.Verification
+		if err := json.Unmarshal(body, &found); err != nil {
+			return fmt.Errorf("the verification cannot be read: %w", err)
+		}
+		for _, v := range found.Violations {
+			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "invariant %d is broken: %s\n", v.Invariant, v.Text); err != nil {
+				return err
+			}
+		}
+		if !found.OK {
+			return errSilent
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), "every invariant holds")
+		return err
+	}
+	return cmd
+}
+
+// ask reads one page of the running Manager. An answer of /verify may have status 500: it is the finding.
+func ask(cmd *cobra.Command, path string) (body []byte, err error) {
+	address, err := config.HTTPAddress(flagsOf(cmd), os.LookupEnv)
+	if err != nil {
+		return nil, err
+	}
+	client := http.Client{Timeout: askWait}
+	answer, err := client.Get("http://" + address + path)
+	if err != nil {
+		return nil, fmt.Errorf("no Cache Manager answers at %s (%w): start one with `orbitkv serve`, or name its address with --%s", address, err, config.FlagHTTP)
+	}
+	defer func() { err = errors.Join(err, answer.Body.Close()) }()
+	body, err = io.ReadAll(io.LimitReader(answer.Body, answerBytesMax))
+	if err == nil && answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusInternalServerError {
+		err = fmt.Errorf("%s at %s answered %s: is another program there?", path, address, answer.Status)
+	}
+	return body, err
+}

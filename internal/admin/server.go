@@ -1,0 +1,193 @@
+package admin
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"orbitkv/internal/cache"
+)
+
+// Bounds of the HTTP server.
+const (
+	requestWait   = 10 * time.Second // to read a request
+	answerWait    = 60 * time.Second // to write its answer
+	idleWait      = 2 * time.Minute  // of a connection between requests
+	headBytesMax  = 16 << 10
+	scrapesMax    = 4 // gathered at once; more are answered 503
+	requestsMax   = 64
+	shutdownGrace = 2 * time.Second // for answers under way when the Manager stops
+)
+
+// Config is how the server reads the Manager and what it may tell it.
+type Config struct {
+	Address string // host:port; the caller has decided who may reach it
+	Token   *Token
+	Status  func() Status
+	Verify  func() []cache.Violation
+	Clear   func() cache.CleanupReport
+	Cleanup func() cache.CleanupReport
+	Metrics prometheus.Gatherer
+	Log     *slog.Logger
+}
+
+// Server serves until Close.
+type Server struct {
+	http     http.Server
+	listener net.Listener
+	done     chan struct{}
+	config   Config
+	slots    chan struct{}
+}
+
+// Listen binds the address and serves.
+func Listen(config Config) (*Server, error) {
+	listener, err := net.Listen("tcp", config.Address)
+	if err != nil {
+		return nil, fmt.Errorf("HTTP address %s: %w: name another one with --http-addr, or `off`", config.Address, err)
+	}
+	s := &Server{listener: listener, done: make(chan struct{}), config: config, slots: make(chan struct{}, requestsMax)}
+	s.http = http.Server{
+		Handler: s.handler(), ReadTimeout: requestWait, WriteTimeout: answerWait, IdleTimeout: idleWait, MaxHeaderBytes: headBytesMax,
+		ErrorLog: slog.NewLogLogger(config.Log.Handler(), slog.LevelDebug),
+	}
+	go func() {
+		defer close(s.done)
+		if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			config.Log.Error("HTTP ended", "error", err)
+		}
+	}()
+	return s, nil
+}
+
+// Address is where the server listens.
+func (s *Server) Address() string { return s.listener.Addr().String() }
+
+// Close lets answers under way end and stops.
+func (s *Server) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.http.Close()
+	}
+	<-s.done
+	return err
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", s.health)
+	mux.HandleFunc("GET /readyz", s.ready)
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.config.Status()) })
+	mux.HandleFunc("GET /verify", s.verify)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.config.Metrics, promhttp.HandlerOpts{
+		MaxRequestsInFlight: scrapesMax, ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelWarn),
+	}))
+	mux.HandleFunc("POST /cache/clear", s.verb("cache cleared", s.config.Clear))
+	mux.HandleFunc("POST /cache/memory/cleanup", s.verb("memory cleaned up", s.config.Cleanup))
+	return s.bounded(mux)
+}
+
+// bounded refuses what would wait behind too many other requests.
+func (s *Server) bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case s.slots <- struct{}{}:
+			defer func() { <-s.slots }()
+			next.ServeHTTP(w, r)
+		default:
+			http.Error(w, fmt.Sprintf("%d requests are being answered, the most at once: try again", requestsMax), http.StatusServiceUnavailable)
+		}
+	})
+}
+
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+	writeText(w, http.StatusOK, "ok")
+}
+
+// ready answers 200 once memory can be lent.
+func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+	pool := s.config.Status().Pool
+	if pool.PopulatedBytes == 0 {
+		writeText(w, http.StatusServiceUnavailable, fmt.Sprintf("populating: 0 of %d bytes", pool.ConfiguredBytes))
+		return
+	}
+	writeText(w, http.StatusOK, fmt.Sprintf("ready: %d of %d bytes are populated", pool.PopulatedBytes, pool.ConfiguredBytes))
+}
+
+// Verification is the answer of /verify.
+type Verification struct {
+	OK         bool              `json:"ok"`
+	Violations []cache.Violation `json:"violations"`
+}
+
+// verify answers 200 when every invariant of the live cache holds, and 500 with what does not.
+func (s *Server) verify(w http.ResponseWriter, _ *http.Request) {
+	found := s.config.Verify()
+	code := http.StatusOK
+	if len(found) > 0 {
+		code = http.StatusInternalServerError
+		s.config.Log.Error("the cache breaks its invariants", "violations", len(found), "first", found[0])
+	}
+	if found == nil {
+		found = []cache.Violation{}
+	}
+	writeJSON(w, code, Verification{OK: len(found) == 0, Violations: found})
+}
+
+// Cleanup is the answer of the verbs.
+type Cleanup struct {
+	EvictedBlocks         uint64 `json:"evicted_blocks"`          // pages that left the index
+	EvictedBytes          uint64 `json:"evicted_bytes"`           // their padded footprint
+	ReclaimedBytes        uint64 `json:"reclaimed_bytes"`         // of it: free at once
+	StillReferencedBlocks uint64 `json:"still_referenced_blocks"` // of them: pages that a lease holds; their bytes come back with its end
+}
+
+// verb guards a change of state with the token.
+func (s *Server) verb(what string, act func() cache.CleanupReport) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !s.allowed(r) {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "this changes state and needs the token: -H \"Authorization: Bearer $(cat "+s.config.Token.Path+")\"", http.StatusUnauthorized)
+			return
+		}
+		report := act()
+		s.config.Log.Info(what, "evicted_pages", report.EvictedPages, "reclaimed_bytes", report.ReclaimedBytes, "still_referenced_pages", report.StillReferencedPages)
+		writeJSON(w, http.StatusOK, Cleanup{
+			EvictedBlocks: report.EvictedPages, EvictedBytes: report.EvictedBytes,
+			ReclaimedBytes: report.ReclaimedBytes, StillReferencedBlocks: report.StillReferencedPages,
+		})
+	}
+}
+
+func (s *Server) allowed(r *http.Request) bool {
+	given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return ok && subtle.ConstantTimeCompare([]byte(given), []byte(s.config.Token.secret)) == 1
+}
+
+func writeText(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	fmt.Fprintln(w, text)
+}
+
+func writeJSON(w http.ResponseWriter, code int, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(value); err != nil {
+		return // the reader has gone: there is nobody to tell
+	}
+}

@@ -1,0 +1,53 @@
+package admin
+
+import (
+	"fmt"
+
+	"orbitkv/internal/cache"
+)
+
+// stalledPercent is the part of the pool above which stalled bytes degrade the health.
+const stalledPercent = 10
+
+// Status is the answer of /status.
+type Status struct {
+	Health        string       `json:"health"`  // ok or degraded
+	Reasons       []string     `json:"reasons"` // why it is degraded
+	Version       string       `json:"version"`
+	PID           int          `json:"pid"`
+	Incarnation   string       `json:"incarnation"`
+	UptimeSeconds uint64       `json:"uptime_seconds"`
+	Socket        string       `json:"socket"`
+	HTTPAddress   string       `json:"http_address"`
+	Connections   int          `json:"connections"`
+	Pool          Pool         `json:"pool"`
+	Cache         cache.Status `json:"cache"`
+}
+
+// Pool is how far the memory is.
+type Pool struct {
+	ConfiguredBytes uint64 `json:"configured_bytes"`
+	PopulatedBytes  uint64 `json:"populated_bytes"`
+	HugePages       bool   `json:"huge_pages"`
+	Arenas          int    `json:"arenas"`
+	PopulatedArenas int    `json:"populated_arenas"`
+	Error           string `json:"error,omitempty"` // why population stopped
+}
+
+// Judge sets the health from the rest of the status.
+func (s *Status) Judge(stalledBytes, quarantinedBytes uint64) {
+	s.Reasons = []string{}
+	if s.Pool.Error != "" {
+		s.Reasons = append(s.Reasons, "the pool is smaller than configured: "+s.Pool.Error)
+	}
+	if stalledBytes > s.Pool.ConfiguredBytes/100*stalledPercent {
+		s.Reasons = append(s.Reasons, fmt.Sprintf("%d bytes, more than %d %% of the pool, are held by sessions that do not answer: end their processes", stalledBytes, stalledPercent))
+	}
+	if quarantinedBytes > 0 {
+		s.Reasons = append(s.Reasons, fmt.Sprintf("%d bytes are quarantined: nobody can say that their last writer has stopped; a restart of the Manager frees them", quarantinedBytes))
+	}
+	s.Health = "ok"
+	if len(s.Reasons) > 0 {
+		s.Health = "degraded"
+	}
+}

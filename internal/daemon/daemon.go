@@ -1,0 +1,227 @@
+package daemon
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"orbitkv/internal/admin"
+	"orbitkv/internal/arena"
+	"orbitkv/internal/cache"
+	"orbitkv/internal/config"
+	"orbitkv/internal/doctor"
+	"orbitkv/internal/metrics"
+	"orbitkv/internal/session"
+	"orbitkv/internal/wire"
+)
+
+// tickEvery is the beat of the cache's clock: pings, revokes, labels, queries that wait.
+const tickEvery = 250 * time.Millisecond
+
+// Options is what a Manager runs with.
+type Options struct {
+	Config  config.Config
+	Version string
+	Log     *slog.Logger
+}
+
+// Manager is one running Cache Manager.
+type Manager struct {
+	options     Options
+	log         *slog.Logger
+	started     time.Time
+	incarnation wire.ID16
+	pool        *arena.Pool
+	cache       *cache.Cache
+	metrics     *metrics.Registry
+	sessions    *session.Server
+	token       *admin.Token
+	http        *admin.Server // nil when switched off
+	progress    progress
+}
+
+// progress is how much of the pool is lent.
+type progress struct {
+	mu     sync.Mutex
+	bytes  uint64
+	arenas int
+	fault  error
+}
+
+// Run starts a Manager, serves until ctx ends, and stops it. The error says what could not be started and what to do.
+func Run(ctx context.Context, o Options) error {
+	m := &Manager{options: o, log: o.Log, started: time.Now()}
+	rand.Read(m.incarnation[:])
+	if err := checkMemory(o.Config.PoolBytes); err != nil {
+		return err
+	}
+	err := m.start()
+	if err == nil {
+		err = m.serve(ctx)
+	}
+	return errors.Join(err, m.stop())
+}
+
+// checkMemory refuses a pool that the control group would answer with a kill.
+func checkMemory(poolBytes uint64) error {
+	allowed, err := doctor.AllowedMemory(os.DirFS("/"))
+	if err != nil {
+		return err
+	}
+	if poolBytes > allowed.Bytes {
+		return fmt.Errorf("a pool of %s is larger than the %s that %s allows: lower --%s or raise the limit",
+			config.FormatSize(poolBytes), config.FormatSize(allowed.Bytes), allowed.Source, config.FlagPoolSize)
+	}
+	return nil
+}
+
+// start opens everything in order. What it opened is closed by stop, also after an error.
+func (m *Manager) start() (err error) {
+	cfg := m.options.Config
+	m.pool, err = arena.Create(arena.Config{PoolBytes: cfg.PoolBytes, HugePages: cfg.HugePages, Incarnation: hex.EncodeToString(m.incarnation[:4])})
+	if err != nil {
+		return err
+	}
+	m.cache = cache.New(cache.Config{
+		PoolBytes: m.pool.Bytes(), QueryBudgetBytes: cfg.QueryBudgetBytes, InstanceBudgetBytes: cfg.InstanceBudgetBytes, Nodes: nodesOf(m.pool),
+	})
+	m.metrics = metrics.New(m.cache.Stats, m.options.Version)
+	m.sessions, err = session.Listen(session.Config{
+		Socket: cfg.Socket, Cache: m.cache, Incarnation: m.incarnation, PoolBytes: m.pool.Bytes(),
+		SessionOperations: cache.DefaultSessionOperations, Metrics: m.metrics.Channel, Log: m.log,
+	})
+	if err != nil {
+		return err
+	}
+	if cfg.HTTPAddress == "" {
+		return nil
+	}
+	if m.token, err = admin.OpenToken(cfg.AdminTokenFile, cfg.TokenFileNamed); err != nil {
+		return err
+	}
+	m.http, err = admin.Listen(admin.Config{
+		Address: cfg.HTTPAddress, Token: m.token, Status: m.status, Verify: m.cache.Check, Clear: m.cache.Clear, Cleanup: m.cache.Cleanup,
+		Metrics: m.metrics.Gatherer, Log: m.log,
+	})
+	return err
+}
+
+func nodesOf(p *arena.Pool) (nodes []int) {
+	for _, a := range p.Arenas() {
+		if a.Node >= 0 && !slices.Contains(nodes, a.Node) {
+			nodes = append(nodes, a.Node)
+		}
+	}
+	return nodes
+}
+
+// serve runs the background work until ctx ends, or until it is clear that nothing will ever be lent.
+func (m *Manager) serve(ctx context.Context) error {
+	m.announce()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var work sync.WaitGroup
+	work.Go(func() { m.tick(ctx) })
+	work.Go(func() { nameLeftovers(m.log, "/proc", hex.EncodeToString(m.incarnation[:4])) })
+	work.Go(func() {
+		if err := m.populate(ctx); err != nil {
+			cancel(err)
+		}
+	})
+	<-ctx.Done()
+	m.log.Info("stopping")
+	work.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+func (m *Manager) announce() {
+	cfg := m.options.Config
+	http, token := "off", ""
+	if m.http != nil {
+		http, token = m.http.Address(), m.token.Path
+	}
+	m.log.Info("Cache Manager started", "version", m.options.Version, "pid", os.Getpid(), "abi", wire.ABI, "socket", cfg.Socket, "http", http,
+		"token_file", token, "pool_bytes", m.pool.Bytes(), "arenas", len(m.pool.Arenas()), "huge_pages", cfg.HugePages,
+		"query_budget_bytes", cfg.QueryBudgetBytes, "instance_budget_bytes", cfg.InstanceBudgetBytes, "incarnation", hex.EncodeToString(m.incarnation[:]))
+}
+
+func (m *Manager) tick(ctx context.Context) {
+	beat := time.NewTicker(tickEvery)
+	defer beat.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-beat.C:
+			m.cache.Tick()
+		}
+	}
+}
+
+// populate lends arena after arena. A pool that stays smaller than configured serves on, degraded; one without any arena is an error.
+func (m *Manager) populate(ctx context.Context) error {
+	err := m.pool.Populate(ctx, m.log, func(a *arena.Arena) {
+		m.cache.AddArena(a.ID, a.Node, a.Bytes)
+		m.sessions.AddArena(a)
+		m.progress.mu.Lock()
+		defer m.progress.mu.Unlock()
+		m.progress.bytes += a.Bytes
+		m.progress.arenas++
+	})
+	if err == nil || ctx.Err() != nil {
+		return nil
+	}
+	m.progress.mu.Lock()
+	defer m.progress.mu.Unlock()
+	m.progress.fault = err
+	if m.progress.arenas == 0 {
+		return fmt.Errorf("nothing of the pool could be populated: %w", err)
+	}
+	m.log.Error("the pool stays smaller than configured", "populated_bytes", m.progress.bytes, "error", err)
+	return nil
+}
+
+// stop closes what start opened, last first.
+func (m *Manager) stop() error {
+	var errs []error
+	if m.http != nil {
+		errs = append(errs, m.http.Close())
+	}
+	if m.token != nil {
+		errs = append(errs, m.token.Close())
+	}
+	if m.sessions != nil {
+		errs = append(errs, m.sessions.Close())
+	}
+	if m.pool != nil {
+		errs = append(errs, m.pool.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Manager) status() admin.Status {
+	stats := m.cache.Stats()
+	s := admin.Status{
+		Version: m.options.Version, PID: os.Getpid(), Incarnation: hex.EncodeToString(m.incarnation[:]), UptimeSeconds: uint64(time.Since(m.started).Seconds()),
+		Socket: m.options.Config.Socket, HTTPAddress: m.http.Address(), Connections: m.sessions.Connections(), Cache: m.cache.Status(),
+		Pool: admin.Pool{ConfiguredBytes: m.pool.Bytes(), HugePages: m.options.Config.HugePages, Arenas: len(m.pool.Arenas())},
+	}
+	m.progress.mu.Lock()
+	s.Pool.PopulatedBytes, s.Pool.PopulatedArenas = m.progress.bytes, m.progress.arenas
+	if m.progress.fault != nil {
+		s.Pool.Error = m.progress.fault.Error()
+	}
+	m.progress.mu.Unlock()
+	s.Judge(stats.StalledBytes, stats.QuarantinedBytes)
+	return s
+}

@@ -1,0 +1,7 @@
+// Package daemon wires the Manager together: what starts after what, and what stops before what.
+//
+// It owns no state of the cache. Start: the pool's files, the cache, the socket, HTTP; then the pool is populated in the background and each arena is
+// lent when it is whole, and the cache's clock ticks. Stop, at the end of the context, in the reverse order: nothing is lent or served any more before
+// what it needs goes away. Goroutines: one populates, one ticks, one looks once for processes that still map the pool of an earlier
+// Manager; Run waits for all of them. progress.mu is the only lock and a leaf.
+package daemon

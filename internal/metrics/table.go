@@ -1,0 +1,130 @@
+package metrics
+
+import "orbitkv/internal/cache"
+
+// Kind is what a metric is to Prometheus.
+type Kind string
+
+// The kinds.
+const (
+	Counter Kind = "counter"
+	Gauge   Kind = "gauge"
+)
+
+// sample is one value of a metric; label is empty for a metric without labels.
+type sample struct {
+	label string
+	value float64
+}
+
+// row is one metric. read is nil for the channel's own counters.
+type row struct {
+	name   string
+	kind   Kind
+	labels []string
+	help   string
+	read   func(cache.Stats) []sample
+}
+
+func one(field func(cache.Stats) uint64) func(cache.Stats) []sample {
+	return func(s cache.Stats) []sample { return []sample{{"", float64(field(s))}} }
+}
+
+func each(field func(cache.Stats) map[string]uint64) func(cache.Stats) []sample {
+	return func(s cache.Stats) (samples []sample) {
+		for label, value := range field(s) {
+			samples = append(samples, sample{label, float64(value)})
+		}
+		return samples
+	}
+}
+
+// The channel's own counters.
+var (
+	sessionsOpened    = row{"orbitkv_sessions_opened_total", Counter, nil, "Sessions that passed hello. Not the number that is open.", nil}
+	framesRead        = row{"orbitkv_frames_total", Counter, nil, "Frames read after hello, of every type.", nil}
+	connectionsClosed = row{"orbitkv_connections_closed_total", Counter, []string{"reason"}, "Connections that the Manager closed, by the status that it told the client, or unread (the client does not read its answers) or cut (the connection ended inside a frame). Clients that close by themselves are not in it.", nil}
+	callsRefused      = row{"orbitkv_calls_refused_total", Counter, []string{"status"}, "Calls that were answered with an error, by status. The outcome busy of a query is not an error and not in it.", nil}
+)
+
+// table is every metric, in the order of the page.
+var table = []row{
+	{"orbitkv_pool_capacity_bytes", Gauge, nil, "Bytes of the arenas that are lent. Less than configured while the pool is being populated.", one(func(s cache.Stats) uint64 { return s.PoolCapacityBytes })},
+	{"orbitkv_pool_configured_bytes", Gauge, nil, "Bytes of the configured pool.", one(func(s cache.Stats) uint64 { return s.PoolConfiguredBytes })},
+	{"orbitkv_pool_used_bytes", Gauge, nil, "Bytes of allocated extents, padding included: resident pages and pages that are being written, leased after eviction or quarantined.", one(func(s cache.Stats) uint64 { return s.PoolUsedBytes })},
+	{"orbitkv_pool_largest_free_bytes", Gauge, nil, "Largest contiguous free extent of any arena. Not the sum of what is free.", one(func(s cache.Stats) uint64 { return s.PoolLargestFreeBytes })},
+	{"orbitkv_pool_alloc_failures_total", Counter, nil, "Pages that found no extent after reclaim. The engine goes on without storing them.", one(func(s cache.Stats) uint64 { return s.PoolAllocFailuresTotal })},
+
+	{"orbitkv_query_reserved_bytes", Gauge, nil, "Padded bytes that leases hold in the global query budget. Pages shared by two leases count twice; this is not memory.", one(func(s cache.Stats) uint64 { return s.QueryReservedBytes })},
+	{"orbitkv_query_reserved_bytes_by_phase", Gauge, []string{"phase"}, "The same by phase: ready and restoring count in both budgets, stalled in the instance's only, quarantined in none.", each(func(s cache.Stats) map[string]uint64 { return s.QueryReservedByPhase })},
+	{"orbitkv_query_budget_bytes", Gauge, nil, "Limit of the global query budget.", one(func(s cache.Stats) uint64 { return s.QueryBudgetBytes })},
+	{"orbitkv_query_instance_budget_bytes", Gauge, nil, "Limit of the query budget of one instance.", one(func(s cache.Stats) uint64 { return s.InstanceBudgetBytes })},
+	{"orbitkv_query_budget_waits_total", Counter, nil, "Queries that had to wait for budget. Attempts, not requests.", one(func(s cache.Stats) uint64 { return s.QueryBudgetWaitsTotal })},
+	{"orbitkv_query_budget_bypasses_total", Counter, nil, "Queries whose demand is larger than a budget and was cut to the longest prefix that fits.", one(func(s cache.Stats) uint64 { return s.QueryBudgetBypassesTotal })},
+	{"orbitkv_busy_total", Counter, nil, "Queries, reserves, sessions and instances that were turned away because a table was full.", one(func(s cache.Stats) uint64 { return s.BusyTotal })},
+	{"orbitkv_operations", Gauge, []string{"state"}, "Outstanding queries by state: waiting for budget, or ready and not begun.", func(s cache.Stats) []sample {
+		return []sample{{"ready", float64(s.OperationsReady)}, {"waiting", float64(s.OperationsWaiting)}}
+	}},
+	{"orbitkv_leases", Gauge, nil, "Leases that hold pages, quarantined ones included.", one(func(s cache.Stats) uint64 { return s.Leases })},
+	{"orbitkv_reservations", Gauge, nil, "Reservations with a slice that is neither committed nor abandoned.", one(func(s cache.Stats) uint64 { return s.Reservations })},
+
+	{"orbitkv_cache_block_hits_total", Counter, nil, "Pages that queries leased. A decision, not a transfer: see orbitkv_load_bytes_total.", one(func(s cache.Stats) uint64 { return s.PageHitsTotal })},
+	{"orbitkv_cache_block_misses_total", Counter, nil, "Keys that queries asked for and did not lease: absent, behind a gap, beyond the budget, or not mapped. Hits and misses sum to the keys asked for.", one(func(s cache.Stats) uint64 { return s.PageMissesTotal })},
+	{"orbitkv_cache_tier_block_requests_total", Counter, []string{"tier"}, "Keys that queries asked for, by where they were found. Decisions, not transfers; the tiers sum to the keys asked for.", func(s cache.Stats) []sample {
+		return []sample{{"miss", float64(s.PageMissesTotal)}, {"ram", float64(s.PageHitsTotal)}}
+	}},
+	{"orbitkv_cache_blocks_not_mapped_total", Counter, nil, "Pages that were found but left out since a rank has not registered their arena. They are in the misses too.", one(func(s cache.Stats) uint64 { return s.PagesNotMappedTotal })},
+	{"orbitkv_cache_block_insertions_total", Counter, nil, "Pages that were sealed: every slice is committed and queries can see them.", one(func(s cache.Stats) uint64 { return s.PageInsertionsTotal })},
+	{"orbitkv_cache_evictions_total", Counter, nil, "Pages that left the index for want of room or by a verb. Their bytes are free with their last reference.", func(s cache.Stats) []sample {
+		var sum uint64
+		for _, n := range s.PageEvictionsTotal {
+			sum += n
+		}
+		return []sample{{"", float64(sum)}}
+	}},
+	{"orbitkv_cache_evictions_by_class_total", Counter, []string{"class"}, "The same by class.", each(func(s cache.Stats) map[string]uint64 { return s.PageEvictionsTotal })},
+	{"orbitkv_cache_evictions_still_referenced_total", Counter, nil, "Of the evicted pages: those that a lease still held. Pressure never picks them, verbs do.", one(func(s cache.Stats) uint64 { return s.EvictionsReferencedTotal })},
+	{"orbitkv_cache_eviction_reclaimed_bytes_total", Counter, nil, "Padded bytes that evictions freed at once.", one(func(s cache.Stats) uint64 { return s.EvictionReclaimedTotal })},
+	{"orbitkv_cache_policy_promotions_total", Counter, nil, "Pages that a query moved to the retained class.", one(func(s cache.Stats) uint64 { return s.PagePromotionsTotal })},
+	{"orbitkv_cache_resident_blocks", Gauge, []string{"class"}, "Sealed pages in the index by class.", each(func(s cache.Stats) map[string]uint64 { return s.ResidentPages })},
+	{"orbitkv_cache_resident_bytes", Gauge, nil, "Padded bytes of sealed pages in the index.", one(func(s cache.Stats) uint64 { return s.ResidentBytes })},
+	{"orbitkv_cache_retired_bytes", Gauge, nil, "Padded bytes of pages that left the index and are still referenced.", one(func(s cache.Stats) uint64 { return s.RetiredBytes })},
+	{"orbitkv_inflight_bytes", Gauge, nil, "Padded bytes of pages that are being written and not visible yet.", one(func(s cache.Stats) uint64 { return s.WritingBytes })},
+	{"orbitkv_abandoned_bytes", Gauge, nil, "Padded bytes of pages that can never be visible and that a writer may still use.", one(func(s cache.Stats) uint64 { return s.AbandonedBytes })},
+	{"orbitkv_stalled_bytes", Gauge, nil, "Padded bytes leased to sessions that have not answered for 10 s. A label: they stay charged to their instance and are not freed.", one(func(s cache.Stats) uint64 { return s.StalledBytes })},
+	{"orbitkv_settling_bytes", Gauge, nil, "Bytes of slices whose writer is disconnected and not proved dead.", one(func(s cache.Stats) uint64 { return s.SettlingBytes })},
+	{"orbitkv_quarantined_bytes", Gauge, nil, "Padded bytes whose last writer ended in a way that does not prove that it stopped. Not used again before a restart.", one(func(s cache.Stats) uint64 { return s.QuarantinedBytes })},
+	{"orbitkv_index_bytes", Gauge, nil, "Memory of the index beside the pool.", one(func(s cache.Stats) uint64 { return s.IndexBytes })},
+
+	{"orbitkv_load_bytes_total", Counter, nil, "Bytes that engines confirmed as restored, unpadded, from terminal reports alone. Not what was leased.", one(func(s cache.Stats) uint64 { return s.LoadBytesTotal })},
+	{"orbitkv_load_failures_total", Counter, nil, "Pages whose copy an engine reported as failed; it recomputes them.", one(func(s cache.Stats) uint64 { return s.LoadFailuresTotal })},
+	{"orbitkv_save_bytes_total", Counter, nil, "Unpadded bytes of pages when they became visible. In memory, not durable.", one(func(s cache.Stats) uint64 { return s.SaveBytesTotal })},
+
+	{"orbitkv_sessions", Gauge, []string{"state"}, "Sessions: connected, and disconnected ones whose process lives and still holds something.", func(s cache.Stats) []sample {
+		return []sample{{"connected", float64(s.Sessions)}, {"disconnected", float64(s.SessionsDisconnected)}}
+	}},
+	{"orbitkv_sessions_stalled", Gauge, nil, "Of all sessions: those that have not answered for 10 s.", one(func(s cache.Stats) uint64 { return s.SessionsStalled })},
+	{"orbitkv_processes", Gauge, nil, "Living processes that have connected.", one(func(s cache.Stats) uint64 { return s.Processes })},
+	{"orbitkv_instances", Gauge, nil, "Instances that have a rank or a scheduler, or hold something.", one(func(s cache.Stats) uint64 { return s.Instances })},
+	{"orbitkv_namespaces", Gauge, nil, "Namespaces that an instance uses or that have pages.", one(func(s cache.Stats) uint64 { return s.Namespaces })},
+	sessionsOpened, framesRead, connectionsClosed, callsRefused,
+	{"orbitkv_notices_dropped_total", Counter, nil, "Notices that found a session's send queue full. Nothing is lost: clients look at the state again.", one(func(s cache.Stats) uint64 { return s.NoticesDroppedTotal })},
+	{"orbitkv_late_reports_total", Counter, nil, "Frames that crossed the end of what they name. Harmless.", one(func(s cache.Stats) uint64 { return s.LateReportsTotal })},
+	{"orbitkv_violations_total", Counter, []string{"message"}, "Frames that named what their session does not hold; the session was closed.", each(func(s cache.Stats) map[string]uint64 { return s.ViolationsTotal })},
+}
+
+// Metric is a row of the table as the page shows it.
+type Metric struct {
+	Name   string
+	Kind   Kind
+	Labels []string
+	Help   string
+}
+
+// Metrics returns the table for the page.
+func Metrics() (metrics []Metric) {
+	for _, r := range table {
+		metrics = append(metrics, Metric{r.name, r.kind, r.labels, r.help})
+	}
+	return metrics
+}

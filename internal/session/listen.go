@@ -1,0 +1,106 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// socketPathMax is the kernel's limit on a socket's path, in bytes.
+const socketPathMax = 107
+
+// socketFile is a bound socket and which file it is, so that only that file is ever removed.
+type socketFile struct {
+	listener *net.UnixListener
+	path     string
+	device   uint64
+	inode    uint64
+}
+
+// listen binds a socket with mode 0600. A live Manager's socket and whatever is no socket are left alone; a dead one is replaced.
+func listen(path string) (*socketFile, error) {
+	if len(path) > socketPathMax {
+		return nil, fmt.Errorf("socket path %q has %d bytes, the kernel takes %d: name a shorter one with --socket", path, len(path), socketPathMax)
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("the folder of the socket cannot be made: %w: name another one with --socket", err)
+	}
+	// The lock on the folder keeps a second Manager from removing a socket that the first one binds at this moment. It leaves no file.
+	folder, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("the folder of the socket: %w", err)
+	}
+	s, err := listenLocked(path, folder)
+	return s, errors.Join(err, folder.Close())
+}
+
+func listenLocked(path string, folder *os.File) (*socketFile, error) {
+	if err := unix.Flock(int(folder.Fd()), unix.LOCK_EX); err != nil {
+		return nil, fmt.Errorf("locking the folder %s: %w", folder.Name(), err)
+	}
+	if err := clearDead(path); err != nil {
+		return nil, err
+	}
+	old := unix.Umask(0o177)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	unix.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w: name another one with --socket", path, err)
+	}
+	listener.SetUnlinkOnClose(false)
+	s := &socketFile{listener: listener, path: path}
+	if s.device, s.inode, err = identify(path); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return s, nil
+}
+
+// clearDead removes a socket that nobody listens on, and refuses everything else that is in the way.
+func clearDead(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("socket %s: %w", path, err)
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s is in the way and no socket, so it is left alone: move it, or name another path with --socket", path)
+	}
+	probe, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	switch {
+	case err == nil:
+		pid := peerPID(probe)
+		return errors.Join(fmt.Errorf("a Cache Manager (pid %d) listens on %s: `orbitkv status` shows it; end it, or name another path with --socket", pid, path), probe.Close())
+	case errors.Is(err, syscall.ECONNREFUSED):
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("a dead socket is in the way: %w", err)
+		}
+		return nil
+	}
+	return fmt.Errorf("socket %s does not answer (%w), so it is left alone: end its owner, or name another path with --socket", path, err)
+}
+
+func identify(path string) (device, inode uint64, err error) {
+	var stat unix.Stat_t
+	if err := unix.Lstat(path, &stat); err != nil {
+		return 0, 0, fmt.Errorf("socket %s: %w", path, err)
+	}
+	return stat.Dev, stat.Ino, nil
+}
+
+// close stops listening and removes the file if it is still the one that was bound.
+func (s *socketFile) close() error {
+	err := s.listener.Close()
+	device, inode, missing := identify(s.path)
+	if missing == nil && device == s.device && inode == s.inode {
+		err = errors.Join(err, os.Remove(s.path))
+	}
+	return err
+}

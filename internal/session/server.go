@@ -1,0 +1,175 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"orbitkv/internal/arena"
+	"orbitkv/internal/cache"
+	"orbitkv/internal/metrics"
+	"orbitkv/internal/wire"
+)
+
+// Bounds of the server.
+const (
+	connectionsMax = cache.SessionsMax + 64 // open connections, those before their hello included
+	helloWait      = 10 * time.Second       // for the first frame of a connection
+	arenaRetry     = 50 * time.Millisecond  // until an arena that did not fit the socket is sent again
+	acceptPause    = 100 * time.Millisecond // after the kernel refused a connection for want of descriptors or memory
+)
+
+// Config is what a Server works with.
+type Config struct {
+	Socket            string // path
+	Cache             *cache.Cache
+	Incarnation       wire.ID16
+	PoolBytes         uint64
+	SessionOperations uint32
+	Metrics           *metrics.Channel
+	Log               *slog.Logger
+}
+
+// Server is the Manager's end of the channel.
+type Server struct {
+	cache   *cache.Cache
+	config  Config
+	metrics *metrics.Channel
+	log     *slog.Logger
+	socket  *socketFile
+
+	joining  sync.Mutex     // one connection at a time enters its process; taken before mu
+	readers  sync.WaitGroup // accept loop and connections
+	watchers sync.WaitGroup // one a process
+
+	mu        sync.Mutex
+	conns     map[*conn]bool
+	processes map[processKey]*process
+	arenas    []*arena.Arena // lent, in order
+	closing   bool
+}
+
+// Listen binds the socket and starts to take connections. The error says what is in the way and what to do.
+func Listen(config Config) (*Server, error) {
+	socket, err := listen(config.Socket)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		cache: config.Cache, config: config, metrics: config.Metrics, log: config.Log, socket: socket,
+		conns: map[*conn]bool{}, processes: map[processKey]*process{},
+	}
+	s.readers.Go(s.accept)
+	return s, nil
+}
+
+// AddArena sends an arena to every attached session, now and to those that attach later. The cache must lend it already.
+func (s *Server) AddArena(a *arena.Arena) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.arenas = append(s.arenas, a)
+	for c := range s.conns {
+		if c.attached.Load() {
+			c.out.signal()
+		}
+	}
+}
+
+// arenasFrom returns the lent arenas from position n on.
+func (s *Server) arenasFrom(n int) []*arena.Arena {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.arenas[n:len(s.arenas):len(s.arenas)]
+}
+
+// Connections returns how many connections are open.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+// accept takes connections until the listener is closed.
+func (s *Server) accept() {
+	for {
+		conn, err := s.socket.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.log.Warn("a connection could not be taken: raise the limit of open files if this stays", "error", err)
+			time.Sleep(acceptPause)
+			continue
+		}
+		s.start(conn)
+	}
+}
+
+// start runs a connection, or refuses it at the bound.
+func (s *Server) start(nc *net.UnixConn) {
+	c, err := newConn(s, nc)
+	if err != nil {
+		s.log.Warn("a connection could not be used", "error", errors.Join(err, nc.Close()))
+		return
+	}
+	s.mu.Lock()
+	full, closing := len(s.conns) >= connectionsMax, s.closing
+	if !full && !closing {
+		s.conns[c] = true
+		s.readers.Go(c.run)
+	}
+	s.mu.Unlock()
+	if full {
+		c.refuse(wire.Errorf(wire.StatusBusy, "%d connections are open, the most that a Manager takes: stop some clients", connectionsMax))
+	}
+	if closing {
+		c.refuse(stopping())
+	}
+}
+
+func stopping() *wire.Error {
+	return wire.Errorf(wire.StatusStopping, "the Cache Manager is shutting down: connect again when it is back")
+}
+
+// forget takes a connection off the table.
+func (s *Server) forget(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// Close tells every client that the Manager stops, closes all connections, removes the socket and waits for every goroutine.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closing = true
+	conns := make([]*conn, 0, len(s.conns))
+	for c := range s.conns {
+		conns = append(conns, c)
+	}
+	s.mu.Unlock()
+	err := s.socket.close()
+	for _, c := range conns {
+		c.refuse(stopping())
+	}
+	s.readers.Wait()
+	s.mu.Lock()
+	var files []*os.File
+	for _, p := range s.processes {
+		files = append(files, p.pidfd)
+	}
+	s.mu.Unlock()
+	for _, f := range files {
+		if fault := f.Close(); fault != nil && !errors.Is(fault, os.ErrClosed) {
+			err = errors.Join(err, fault)
+		}
+	}
+	s.watchers.Wait()
+	if err != nil {
+		return fmt.Errorf("closing the socket: %w", err)
+	}
+	return nil
+}
