@@ -211,8 +211,7 @@ func (c *Cache) takeSlot(inst *instance, s *session, a Attach) {
 	s.instance, s.rank = inst, int(a.Rank)
 	c.remap(inst)
 	if before != nil && before != s {
-		before.instance = nil
-		c.endIfIdle(before)
+		before.instance = nil // kept, so that its token can still be resumed
 	}
 	c.relabelAll(s)
 }

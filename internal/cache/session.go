@@ -73,6 +73,11 @@ func (c *Cache) OpenSession(id ProcessID, role wire.Role, name string, sink Sink
 		return 0, wire.ID16{}, wire.Errorf(wire.StatusUnknown, "process %d is not known or has exited; connect again", id)
 	}
 	if len(c.sessions) >= SessionsMax {
+		for _, old := range inOrder(c.sessions) {
+			c.endIfIdle(old)
+		}
+	}
+	if len(c.sessions) >= SessionsMax {
 		c.counters.busy++
 		return 0, wire.ID16{}, wire.Errorf(wire.StatusBusy, "%d sessions exist, the most that a Manager keeps; stop some clients", len(c.sessions))
 	}
