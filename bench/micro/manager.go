@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"orbitkv/internal/client"
+	"orbitkv/internal/wire"
+)
+
+// Bounds of waits on the Manager.
+const (
+	startTimeout = 2 * time.Minute
+	stopTimeout  = 20 * time.Second
+	dialEvery    = 20 * time.Millisecond
+)
+
+// manager is an `orbitkv serve` that this process started.
+type manager struct {
+	socket  string
+	dir     string
+	process *exec.Cmd
+	exited  chan error
+}
+
+// startManager starts the binary with its socket in a fresh folder and waits until it answers a hello.
+func startManager(ctx context.Context, o options) (*manager, error) {
+	dir, err := os.MkdirTemp("", "orbitkv-bench-")
+	if err != nil {
+		return nil, err
+	}
+	m := &manager{socket: filepath.Join(dir, "orbitkv.sock"), dir: dir, exited: make(chan error, 1)}
+	m.process = exec.Command(o.binary, "serve", "--socket", m.socket, "--pool-size", strconv.FormatUint(o.poolBytes, 10),
+		"--http-addr", "off", "--log-level", "warn")
+	m.process.Stdout, m.process.Stderr = os.Stderr, os.Stderr
+	if err := m.process.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("start the Manager (make build makes it): %w", err), os.RemoveAll(dir))
+	}
+	go func() { m.exited <- m.process.Wait() }()
+	if err := m.awaitHello(ctx); err != nil {
+		return nil, errors.Join(err, m.stop())
+	}
+	return m, nil
+}
+
+func (m *manager) awaitHello(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	tick := time.NewTicker(dialEvery)
+	defer tick.Stop()
+	for {
+		c, err := client.Dial(ctx, m.socket, client.Options{Role: wire.RoleTool, Name: "bench"})
+		if err == nil {
+			return c.Close()
+		}
+		select {
+		case <-tick.C:
+		case exit := <-m.exited:
+			m.exited <- exit
+			return fmt.Errorf("the Manager ended at its start: %w", errors.Join(exit, err))
+		case <-ctx.Done():
+			return fmt.Errorf("the Manager does not answer: %w", err)
+		}
+	}
+}
+
+// stop ends the Manager and removes its folder.
+func (m *manager) stop() error {
+	err := m.process.Process.Signal(os.Interrupt)
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
+	select {
+	case exit := <-m.exited:
+		err = errors.Join(err, exit)
+	case <-time.After(stopTimeout):
+		err = errors.Join(err, fmt.Errorf("the Manager did not stop within %v of an interrupt", stopTimeout), m.process.Process.Kill(), <-m.exited)
+	}
+	return errors.Join(err, os.RemoveAll(m.dir))
+}
+
+// engine is one engine replica of one rank: the session that asks and the session that copies.
+type engine struct {
+	instance  string
+	scheduler *client.Client
+	worker    *client.Client
+	namespace uint32
+}
+
+// sliceBytes is the size of a page in the benchmarks over the socket: the smallest, so that a small pool holds many pages.
+const sliceBytes = 4 << 10
+
+// openEngine attaches and registers, and waits until every arena of the pool is mapped. All engines have the same facts, so
+// they share one namespace.
+func openEngine(ctx context.Context, m *manager, instance string) (*engine, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	e := &engine{instance: instance}
+	var err error
+	if e.worker, err = client.Dial(ctx, m.socket, client.Options{Role: wire.RoleWorker, Name: "bench worker"}); err != nil {
+		return nil, err
+	}
+	if e.scheduler, err = client.Dial(ctx, m.socket, client.Options{Role: wire.RoleScheduler, Name: "bench scheduler"}); err != nil {
+		return nil, errors.Join(err, e.worker.Close())
+	}
+	if err := e.join(ctx); err != nil {
+		return nil, errors.Join(err, e.close())
+	}
+	return e, nil
+}
+
+func (e *engine) join(ctx context.Context) error {
+	_, err := e.worker.Attach(ctx, wire.Attach{
+		Instance: e.instance, World: 1, Storage: true, SliceBytes: sliceBytes, NUMA: -1, Writer: wire.WriterHost, Backend: "host",
+		Facts: map[string]string{"model": "bench"},
+	})
+	if err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	if err := e.worker.WaitMapped(ctx, e.worker.Welcome().PoolBytes); err != nil {
+		return err
+	}
+	if err := e.worker.Ping(ctx); err != nil { // the Manager has taken every `mapped` that went before
+		return err
+	}
+	registered, err := e.scheduler.Register(ctx, e.instance)
+	if err != nil {
+		return fmt.Errorf("register: %w", err)
+	}
+	e.namespace = registered.Namespace
+	return nil
+}
+
+func (e *engine) close() error { return errors.Join(e.worker.Close(), e.scheduler.Close()) }
+
+// publish makes pages of these keys visible. Their bytes are never read here, so none is written.
+func (e *engine) publish(ctx context.Context, keys []wire.Key) error {
+	reserved, err := e.scheduler.Reserve(ctx, wire.Reserve{Namespace: e.namespace, Instance: e.instance, Keys: keys})
+	if err != nil {
+		return err
+	}
+	if int(reserved.Pages) != len(keys) {
+		return fmt.Errorf("%d of %d pages were granted: the pool is too small or not fresh", reserved.Pages, len(keys))
+	}
+	if err := e.worker.Committed(reserved.Reservation, 0, wire.Range{Count: reserved.Pages}); err != nil {
+		return err
+	}
+	return e.worker.Ping(ctx)
+}
