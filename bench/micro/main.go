@@ -41,8 +41,12 @@ type section struct {
 
 func sections() []section {
 	return []section{
-		{"ping", measurePing}, {"bytes", measureBytes}, {"query", measureQuery}, {"publish", measurePublish},
-		{"reclaim", measureReclaim}, {"index", measureIndex},
+		{"ping", measurePing},
+		{"bytes", measureBytes},
+		{"query", measureQuery},
+		{"publish", measurePublish},
+		{"reclaim", measureReclaim},
+		{"index", measureIndex},
 	}
 }
 

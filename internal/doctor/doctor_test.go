@@ -96,8 +96,8 @@ var machines = []struct {
 	},
 	{
 		name: "version 1 in a container", files: map[string]string{
-			"proc/self/cgroup":                           "4:cpu,memory:/docker/abc/inner\n0::/\n",
-			"proc/self/mountinfo":                        "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
+			"proc/self/cgroup":    "4:cpu,memory:/docker/abc/inner\n0::/\n",
+			"proc/self/mountinfo": "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
 			"sys/fs/cgroup/memory/inner/memory.limit_in_bytes": fmt.Sprint(3 * gib),
 		},
 		line: "memory", verdict: Good, words: []string{"allowed 3 GiB by /sys/fs/cgroup/memory/inner/memory.limit_in_bytes"},
