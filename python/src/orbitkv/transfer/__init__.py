@@ -75,11 +75,15 @@ class TransferBackend(Protocol):
         ...
 
 
-def make_backend(name: str, *, layer_delay_us: int = 0) -> TransferBackend:
+def make_backend(
+    name: str, *, layer_delay_us: int = 0, on_layer: Callable[[Transfer, int], None] | None = None
+) -> TransferBackend:
     """Return the backend of that name. `layer_delay_us` slows the host backend down, for tests.
+
+    `on_layer(transfer, layer)` is called when a layer of a restore is in place.
 
     ConfigurationError names the backends that exist.
     """
     if name == "host":
-        return HostBackend(layer_delay_us=layer_delay_us)
+        return HostBackend(layer_delay_us=layer_delay_us, on_layer=on_layer)
     raise ConfigurationError(f"transfer backend {name!r} does not exist; choose one of: {', '.join(BACKENDS)}")

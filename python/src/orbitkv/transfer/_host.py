@@ -30,7 +30,7 @@ GATE_SECONDS = 0.1  # how often a publish that waits for its sources looks wheth
 log = logging.getLogger("orbitkv.transfer")
 
 Done = Callable[[Transfer], None]
-BeforeLayer = Callable[[Transfer, int], None]
+LayerHook = Callable[[Transfer, int], None]
 
 
 class Gate(Protocol):
@@ -54,6 +54,8 @@ class Job:
 class HostBackend:
     """Copies by the CPU. Thread-safe; a context manager.
 
+    `on_layer(transfer, layer)` is called by the copying thread once the last byte of a restored layer is in place, just
+    before whoever waits for it is told.
     `layer_delay_us` sleeps before each layer and `before_layer(transfer, layer)` is called there by the copying
     thread: tests use them to make an engine that forgets a wait compute wrong tokens, or to hold a copy.
     """
@@ -61,9 +63,15 @@ class HostBackend:
     name = "host"
 
     def __init__(
-        self, *, layer_delay_us: int = 0, before_layer: BeforeLayer | None = None, queue_max: int = QUEUE_MAX
+        self,
+        *,
+        layer_delay_us: int = 0,
+        on_layer: LayerHook | None = None,
+        before_layer: LayerHook | None = None,
+        queue_max: int = QUEUE_MAX,
     ) -> None:
         self._delay = layer_delay_us / 1e6
+        self._on_layer = on_layer
         self._before_layer = before_layer
         self._queue_max = queue_max
         self._lock = threading.Condition()
@@ -168,6 +176,8 @@ class HostBackend:
             self._pause(job, index)
             for piece in job.pieces:
                 copy_in(piece, layer, job.transfer.plan.slice_offset)
+            if self._on_layer is not None:
+                self._on_layer(job.transfer, index)
             job.transfer.advance()
 
     def _publish_layers(self, job: Job) -> None:

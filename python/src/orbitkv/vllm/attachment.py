@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from orbitkv.client import Arena, CacheManagerClient, Role, Status
 from orbitkv.errors import ChannelClosed, OrbitKVError, Refused
-from orbitkv.transfer import KVLayout, TransferBackend, make_backend
+from orbitkv.timeline import Stage, Timeline
+from orbitkv.transfer import KVLayout, Transfer, TransferBackend, make_backend
 from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.settings import Settings
 
@@ -48,6 +49,7 @@ class Attachment:
         place: RankPlace,
         layout: KVLayout,
         facts: Mapping[str, str],
+        timeline: Timeline,
         previous: Attachment | None = None,
         epoch: int = 0,
     ) -> None:
@@ -59,11 +61,14 @@ class Attachment:
         self._place = place
         self._layout = layout
         self._facts = facts
+        self._timeline = timeline
         self._attached = False
         self._lock = threading.Lock()
         self._untold: list[Report] = []  # terminal reports that the closed channel did not take; guarded by _lock
         self.backend: TransferBackend = make_backend(
-            settings.transfer_backend, layer_delay_us=settings.host_copy_delay_us
+            settings.transfer_backend,
+            layer_delay_us=settings.host_copy_delay_us,
+            on_layer=self._note_layer if timeline.enabled else None,
         )
         try:
             self.client = CacheManagerClient(
@@ -144,6 +149,10 @@ class Attachment:
 
     def _register_arena(self, arena: Arena) -> None:
         self.backend.register_arena(arena)
+
+    def _note_layer(self, transfer: Transfer, layer: int) -> None:
+        if transfer.plan.request:  # A golden round trip belongs to no request.
+            self._timeline.record(Stage.LAYER_READY, transfer.plan.request, layer=layer)
 
     def _report(self, report: Report) -> None:
         try:

@@ -163,7 +163,9 @@ class WorkerSide:
         self._link.stop()
 
     def _connect(self, previous: Attachment | None) -> Attachment:
-        return Attachment(self._settings, self._place, self._layers.layout, self._facts, previous, self._epoch)
+        return Attachment(
+            self._settings, self._place, self._layers.layout, self._facts, self._timeline, previous, self._epoch
+        )
 
     def _restore(self, attachment: Attachment | None, plan: StepPlan, restore: RestorePlan) -> None:
         begin = self._clock()
