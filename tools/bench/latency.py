@@ -25,7 +25,6 @@ import numpy as np
 
 from harness.manager import ManagerProcess
 from harness.replica import Replica, Shape
-from orbitkv import _wire
 
 ROOT = Path(__file__).resolve().parents[2]
 POOL = "512mib"
@@ -129,7 +128,7 @@ def ping_of(replica: Replica, _: int) -> Callable[[], float]:
 
     def call() -> float:
         begun = time.perf_counter()
-        replica.scheduler._channel.call(_wire.Ping(1), 60.0)
+        replica.scheduler.ping()
         return time.perf_counter() - begun
 
     return call

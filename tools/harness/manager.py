@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +83,14 @@ class ManagerProcess:
         fields = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the running Manager."""
-        os.kill(self.pid, number)
+    def pause(self) -> None:
+        """Stop it by SIGSTOP and return when every thread of it stands still."""
+        os.kill(self.pid, signal.SIGSTOP)
+        eventually(lambda: {task.state for task in tasks(self.pid)} == {"T"}, "the Manager stands still")
+
+    def go_on(self) -> None:
+        """Continue it after `pause`."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it by SIGKILL and bury it."""
@@ -115,6 +122,24 @@ class ManagerProcess:
         """Return the end of its log."""
         text = self._log.read_bytes() if self._log.exists() else b""
         return text[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A thread of a process; `state` is the letter of proc(5)."""
+
+    id: int
+    state: str
+
+
+def tasks(pid: int) -> list[Task]:
+    """Return the threads of a process; one that ends meanwhile is left out."""
+    found = []
+    for folder in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            after_name = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2]
+            found.append(Task(int(folder.name), after_name.split()[0]))
+    return found
 
 
 def eventually(holds: Callable[[], bool], what: str, limit_s: float = 120.0) -> None:

@@ -164,6 +164,8 @@ class Replica:
                 if not transfer.wait_all(COPY_LIMIT_S):
                     raise AssertionError("a publish failed in the backend")
                 report.wait()
+            for rank in self.ranks:
+                rank.client.ping()  # Another session's query is not ordered behind the commit by anything else.
             saved += len(granted)
         return saved
 
@@ -201,6 +203,7 @@ class Replica:
                 raise AssertionError("a restore failed in the backend")
             rank.check(keys, blocks)
             report.wait()
+            rank.client.ping()
 
 
 class Report:

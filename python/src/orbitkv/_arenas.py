@@ -49,6 +49,7 @@ class ArenaTable(Mapping[int, Arena]):
         self._changed = threading.Condition()
         self._arenas: dict[int, Arena] = {}
         self._maps: list[mmap.mmap] = []
+        self._announced = 0
         self._closed = False
 
     def __getitem__(self, arena: int) -> Arena:
@@ -61,7 +62,7 @@ class ArenaTable(Mapping[int, Arena]):
         return len(self._arenas)
 
     def add(self, arena: Arena, mapping: mmap.mmap) -> None:
-        """Enter a mapped arena and wake whoever waits for it. ArenaError when its id is taken or the table closed."""
+        """Enter a mapped arena. ArenaError when its id is taken or the table closed."""
         with self._changed:
             if self._closed:
                 raise ArenaError(f"arena {arena.id} arrived after the client was closed")
@@ -69,13 +70,18 @@ class ArenaTable(Mapping[int, Arena]):
                 raise ArenaError(f"arena {arena.id} was sent twice")
             self._arenas[arena.id] = arena
             self._maps.append(mapping)
+
+    def announce(self) -> None:
+        """Count one more arena as known to the Manager, and wake whoever waits for it."""
+        with self._changed:
+            self._announced += 1
             self._changed.notify_all()
 
     def wait(self, minimum: int, timeout: float | None) -> int:
-        """Wait for `minimum` arenas, the timeout in seconds or the table's end; return how many are mapped."""
+        """Wait for `minimum` announced arenas, the timeout in seconds or the table's end; return how many there are."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._arenas) >= minimum, timeout)
-            return len(self._arenas)
+            self._changed.wait_for(lambda: self._closed or self._announced >= minimum, timeout)
+            return self._announced
 
     def close(self) -> None:
         """Forget every arena. Memory that a running copy still views is unmapped when that view goes (I2)."""

@@ -97,9 +97,12 @@ class Channel:
         return reply.parts
 
     def submit(self, messages: Sequence[Message], reply: Reply) -> Reply:
-        """Send the parts of one call without waiting. ChannelClosed, ChannelFull or ProtocolError: nothing was sent."""
+        """Send the parts of one call, the last of which is answered.
+
+        ChannelClosed, ChannelFull or ProtocolError: nothing was sent.
+        """
         reply.id = next(self._ids)
-        frames = b"".join([encode(message, reply.id) for message in messages])
+        frames = b"".join([*map(encode, messages[:-1]), encode(messages[-1], reply.id)])
         with self._lock:
             self._check_open()
             if len(self._pending) >= PENDING_MAX:

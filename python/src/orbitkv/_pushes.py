@@ -113,3 +113,5 @@ class Pushes:
                 self.answer(_wire.Mapped(message.arena, not fault, text))
         except ChannelClosed:
             return  # Nobody is left to tell.
+        if not fault:
+            self._table.announce()

@@ -166,8 +166,18 @@ class CacheManagerClient:
         self._call(_wire.Detach(instance), _wire.Done)
 
     def wait_arenas(self, minimum: int = 1, timeout: float | None = None) -> int:
-        """Wait until `minimum` arenas are mapped or `timeout` seconds passed; return how many are."""
-        return self._arenas.wait(minimum, self.timeout_ms / 1e3 if timeout is None else timeout)
+        """Wait until `minimum` arenas are mapped or `timeout` seconds passed; return how many are.
+
+        The Manager then knows of them and may grant pages in them. ChannelError when it cannot be asked.
+        """
+        mapped = self._arenas.wait(minimum, self.timeout_ms / 1e3 if timeout is None else timeout)
+        if mapped:
+            self.ping()  # The answer to `mapped`, which has none of its own.
+        return mapped
+
+    def ping(self) -> None:
+        """Return once the Manager has handled every frame that this client sent before."""
+        self._call(_wire.Ping(0), _wire.Pong)
 
     def register(self, instance: str) -> Namespace:
         """Become the scheduler of an instance. Refused with status NOT_READY until every rank attached."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -101,12 +100,13 @@ def test_a_begun_copy_survives_its_manager(manager: ManagerProcess) -> None:
 
 
 def test_a_stopped_manager_never_holds_a_caller_beyond_its_bound(manager: ManagerProcess) -> None:
-    with Replica(manager.socket, "one", timeout_ms=200) as replica:
+    with Replica(manager.socket, "one") as replica:
         keys = oracle.prefix(1, 16)
         replica.publish(keys)
         lease = replica.scheduler.query(replica.namespace, keys, instance="one", wait_us=None).lease
         assert lease is not None
-        manager.signal(signal.SIGSTOP)
+        manager.pause()
+        replica.scheduler.timeout_ms = 200
         query = replica.scheduler.query(replica.namespace, keys, instance="one", wait_us=1000)
         assert query.state is State.UNANSWERED
         assert query.refresh() is State.UNANSWERED
@@ -119,7 +119,7 @@ def test_a_stopped_manager_never_holds_a_caller_beyond_its_bound(manager: Manage
             replica.scheduler.register("one")
         with pytest.raises(ManagerUnavailable):
             CacheManagerClient(manager.socket, timeout_ms=200)
-        manager.signal(signal.SIGCONT)
+        manager.go_on()
         assert query.wait(120) is State.READY
         eventually(reserve.refresh, "the late answer of the reserve comes")
         assert reserve.pages == 4

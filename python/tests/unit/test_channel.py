@@ -396,6 +396,7 @@ def test_grants_of_a_dropped_reserve_are_abandoned(tmp_path: Path) -> None:
 def test_a_reserve_in_parts_is_joined(tmp_path: Path) -> None:
     def script(peer: Peer) -> None:
         parts = [peer.expect(_wire.Reserve) for _ in range(2)]
+        assert parts[0][0] == 0, "only the last part is answered"
         operation, request = parts[0][1].operation, parts[1][0]  # type: ignore[union-attr]
         assert [len(m.keys) for _, m in parts] == [1984 * 32, 16 * 32]  # type: ignore[union-attr]
         peer.put(_wire.Reserved(operation, 1, 0, 2, 1999, 9, [(1, 1000), (2, 1)], [(0, 1000, 0)]), request)
@@ -426,9 +427,13 @@ def test_an_arena_is_mapped_registered_and_said_to_be_so(tmp_path: Path) -> None
             assert isinstance(mapped, _wire.Mapped)
             assert (mapped.arena, mapped.ok) == (number, number == 0)
             assert mapped.ok or "seals" in mapped.text
+        both.set()
+        peer.put(_wire.Pong(0), peer.expect(_wire.Ping)[0])
 
+    both = threading.Event()
     seen: list[int] = []
     with scripted(tmp_path, script, on_arena=lambda arena: seen.append(arena.address)) as client:
+        assert both.wait(DEADLINE)
         assert client.wait_arenas(1, DEADLINE) == 1
         view = client.arenas[0].view
         assert view[4096] == 42
