@@ -51,7 +51,8 @@ fmt: prereqs ## format Go and Python
 	dev=$$($(PYTHON) tools/envs.py dev) && $$dev/bin/ruff check --fix --exit-zero --quiet $(PYTHON_FILES) && \
 		$$dev/bin/ruff format $(PYTHON_FILES)
 
-bench: prereqs ## benchmarks: no pass or fail, figures with their units
+bench: build ## benchmarks: no pass or fail, figures with their units and ceilings
+	CGO_ENABLED=0 $(GO) run ./bench/micro -orbitkv bin/orbitkv
 	CGO_ENABLED=0 $(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
 
 doctor: build ## what this machine offers, and what to change
