@@ -53,6 +53,7 @@ fmt: prereqs ## format Go and Python
 
 bench: build ## benchmarks: no pass or fail, figures with their units and ceilings
 	CGO_ENABLED=0 $(GO) run ./bench/micro -orbitkv bin/orbitkv
+	dev=$$($(PYTHON) tools/envs.py dev) && PYTHONPATH=python/src:tools $$dev/bin/python -m bench.latency
 	CGO_ENABLED=0 $(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
 
 doctor: build ## what this machine offers, and what to change
