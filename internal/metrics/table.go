@@ -73,17 +73,17 @@ var table = []row{
 	{"orbitkv_cache_tier_block_requests_total", Counter, []string{"tier"}, "Keys that queries asked for, by where they were found. Decisions, not transfers; the tiers sum to the keys asked for.", func(s cache.Stats) []sample {
 		return []sample{{"miss", float64(s.PageMissesTotal)}, {"ram", float64(s.PageHitsTotal)}}
 	}},
-	{"orbitkv_cache_blocks_not_mapped_total", Counter, nil, "Pages that were found but left out since a rank has not registered their arena. They are in the misses too.", one(func(s cache.Stats) uint64 { return s.PagesNotMappedTotal })},
+	{"orbitkv_cache_block_not_mapped_total", Counter, nil, "Pages that were found but left out since a rank has not registered their arena. They are in the misses too.", one(func(s cache.Stats) uint64 { return s.PagesNotMappedTotal })},
 	{"orbitkv_cache_block_insertions_total", Counter, nil, "Pages that were sealed: every slice is committed and queries can see them.", one(func(s cache.Stats) uint64 { return s.PageInsertionsTotal })},
-	{"orbitkv_cache_evictions_total", Counter, nil, "Pages that left the index for want of room or by a verb. Their bytes are free with their last reference.", func(s cache.Stats) []sample {
+	{"orbitkv_cache_block_evictions_total", Counter, nil, "Pages that left the index for want of room or by a verb. Their bytes are free with their last reference.", func(s cache.Stats) []sample {
 		var sum uint64
 		for _, n := range s.PageEvictionsTotal {
 			sum += n
 		}
 		return []sample{{"", float64(sum)}}
 	}},
-	{"orbitkv_cache_evictions_by_class_total", Counter, []string{"class"}, "The same by class.", each(func(s cache.Stats) map[string]uint64 { return s.PageEvictionsTotal })},
-	{"orbitkv_cache_evictions_still_referenced_total", Counter, nil, "Of the evicted pages: those that a lease still held. Pressure never picks them, verbs do.", one(func(s cache.Stats) uint64 { return s.EvictionsReferencedTotal })},
+	{"orbitkv_cache_block_evictions_by_class_total", Counter, []string{"class"}, "The same by class.", each(func(s cache.Stats) map[string]uint64 { return s.PageEvictionsTotal })},
+	{"orbitkv_cache_block_evictions_still_referenced_total", Counter, nil, "Of the evicted pages: those that a lease still held. Pressure never picks them, verbs do.", one(func(s cache.Stats) uint64 { return s.EvictionsReferencedTotal })},
 	{"orbitkv_cache_eviction_reclaimed_bytes_total", Counter, nil, "Padded bytes that evictions freed at once.", one(func(s cache.Stats) uint64 { return s.EvictionReclaimedTotal })},
 	{"orbitkv_cache_policy_promotions_total", Counter, nil, "Pages that a query moved to the retained class.", one(func(s cache.Stats) uint64 { return s.PagePromotionsTotal })},
 	{"orbitkv_cache_resident_blocks", Gauge, []string{"class"}, "Sealed pages in the index by class.", each(func(s cache.Stats) map[string]uint64 { return s.ResidentPages })},

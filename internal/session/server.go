@@ -142,9 +142,14 @@ func (s *Server) forget(c *conn) {
 	delete(s.conns, c)
 }
 
-// Close tells every client that the Manager stops, closes all connections, removes the socket and waits for every goroutine.
+// Close tells every client that the Manager stops, closes all connections, removes the socket and waits for every goroutine. A second call
+// does nothing.
 func (s *Server) Close() error {
 	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		return nil
+	}
 	s.closing = true
 	conns := make([]*conn, 0, len(s.conns))
 	for c := range s.conns {
