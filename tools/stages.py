@@ -165,7 +165,8 @@ def pytest(which: str, *arguments: str) -> Callable[[str], Count]:
 
 
 PYTHON_FILES = ("*.py",)
-ENGINE_TESTS, WHEEL_TESTS = "tests/engine", "tests/packaging"
+ENGINE_TESTS, MANAGER_TESTS, WHEEL_TESTS = "tests/engine", "tests/manager", "tests/packaging"
+OWN_STAGE = [word for folder in (ENGINE_TESTS, MANAGER_TESTS, WHEEL_TESTS) for word in ("--ignore", folder)]
 
 STAGES = (
     Stage("gofumpt", "all fast lint", (), gofumpt),
@@ -178,7 +179,8 @@ STAGES = (
     Stage("mypy", "all fast lint", ("env-dev",), tool("dev", "mypy", files=PYTHON_FILES)),
     Stage("build", "all fast", (), check("make", "--no-print-directory", "build")),
     Stage("go-test", "all fast", (), go_test()),
-    Stage("pytest", "all fast", ("env-dev", "build"), pytest("dev", "--ignore", ENGINE_TESTS, "--ignore", WHEEL_TESTS)),
+    Stage("pytest", "all fast", ("env-dev", "build"), pytest("dev", *OWN_STAGE)),
+    Stage("manager", "all fast", ("env-dev", "build"), pytest("dev", MANAGER_TESTS)),
     Stage("wheel", "all fast", ("env-dev",), check("make", "--no-print-directory", "wheel")),
     Stage("wheel-test", "all fast", ("wheel",), pytest("dev", WHEEL_TESTS)),
     Stage("go-race", "all", (), go_test("-race", "-short", environment={"CGO_ENABLED": "1"})),

@@ -61,6 +61,8 @@ class GoEvents:
             self._result(event, action, test)
 
     def _keep(self, package: str, test: str, output: str) -> None:
+        if output.startswith("=== "):
+            return  # The tool's own marks; the events say it already.
         kept = self._output.setdefault((package, test), [])
         kept.append(output.rstrip("\n"))
         del kept[:-OUTPUT_LINES_MAX]
