@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,19 +102,33 @@ def go_test(*options: str, only: str = "", environment: dict[str, str] | None = 
 
 
 def fuzz(name: str) -> Count:
-    """Fuzz every target for FUZZ_SECONDS, one after the other: each uses all cores."""
-    count = Count()
-    for package, target in fuzz_targets():
-        show(f"fuzzing {target} of {package} for {FUZZ_SECONDS} s")
-        options = ("-run", "^$", "-fuzz", f"^{target}$", "-fuzztime", f"{FUZZ_SECONDS}s")
-        status = run(("go", "test", *options, package), ROOT, PURE_GO, LIMIT_S)
-        if status == 0:
-            count.passed += 1
-        else:
-            count.failed.append(f"{package} {target}")
-    if count.total() == 0:
+    """Fuzz every target for FUZZ_SECONDS with one worker each, as many at once as there are cores."""
+    targets = fuzz_targets()
+    if not targets:
         raise StageFailure(f"{name}: no fuzz target was found, though the decoders must be fuzzed")
+    show(f"fuzzing {len(targets)} targets for {FUZZ_SECONDS} s each")
+    count = Count()
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for (package, target), sound in zip(targets, pool.map(fuzz_one, targets), strict=True):
+            if sound:
+                count.passed += 1
+            else:
+                count.failed.append(f"{package} {target}")
     return count
+
+
+def fuzz_one(place: tuple[str, str]) -> bool:
+    """Fuzz one target; print its last line of progress, or everything that it said when it found a fault."""
+    package, target = place
+    lines: list[str] = []
+    options = ("-run", "^$", "-fuzz", f"^{target}$", "-fuzztime", f"{FUZZ_SECONDS}s", "-parallel", "1")
+    status = run(("go", "test", *options, package), ROOT, PURE_GO, LIMIT_S, lines.append)
+    if status == 0:
+        progress = [line.removeprefix("fuzz: ") for line in lines if line.startswith("fuzz: elapsed")]
+        show(f"ok   {package} {target}: {progress[-1] if progress else 'no progress was told'}")
+    else:
+        show("\n".join((f"FAIL {package} {target}", *lines)))
+    return status == 0
 
 
 def fuzz_targets() -> list[tuple[str, str]]:
