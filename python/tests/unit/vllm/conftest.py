@@ -30,6 +30,7 @@ class Rig:
     side: SchedulerSide
     epoch: Epoch
     link: Link[SchedulerSession]
+    clients: list[FakeClient]  # the last one is what the link connects to
     plan: StepPlan = field(default_factory=StepPlan)  # the last one
 
     def progress(self, name: str, tokens: int, computed: int = 0, confirmed: int | None = None) -> Progress:
@@ -62,9 +63,10 @@ class Rig:
 def make_rig(extra: dict[str, object] | None = None, world: int = 1, volatile: int = 0, blocks: int = 100) -> Rig:
     """Return a registered and proven scheduler side."""
     client, clock, pool, epoch = FakeClient(), Clock(), Pool(blocks), Epoch()
+    clients = [client]
 
     def connect(_previous: SchedulerSession | None) -> SchedulerSession:
-        return SchedulerSession(cast(CacheManagerClient, client), "engine-1", epoch, lambda: None)
+        return SchedulerSession(cast(CacheManagerClient, clients[-1]), "engine-1", epoch, lambda: None)
 
     link: Link[SchedulerSession] = Link("test", connect)
     settings = read_settings(extra or {}, {})
@@ -72,7 +74,7 @@ def make_rig(extra: dict[str, object] | None = None, world: int = 1, volatile: i
     side.bind_pool(pool)
     side.golden.proven = client.incarnation
     link.open_once()
-    return Rig(client, clock, pool, side, epoch, link)
+    return Rig(client, clock, pool, side, epoch, link, clients)
 
 
 @pytest.fixture

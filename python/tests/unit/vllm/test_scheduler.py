@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from python.tests.unit.vllm.conftest import PAGE, Rig, make_rig
 
-from harness.fakes import keys_of
+from harness.fakes import FakeClient, keys_of
 from orbitkv.client import Grant, State
 from orbitkv.vllm.plans import GoldenResult, StepReport
 from orbitkv.vllm.publisher import COPY_PAGES, RESERVES_MAX
@@ -97,6 +97,12 @@ def test_only_confirmed_full_blocks_are_published(rig: Rig) -> None:
     assert published(rig) == [], "the step that fills them has not been processed"
     rig.step("a", 1001, 1000)
     assert published(rig) == [7], "seven full pages of 1,000 tokens"
+
+
+def test_tokens_in_flight_are_not_confirmed(rig: Rig) -> None:
+    admit_cold(rig)
+    rig.step("a", 1000, 1000, in_flight=400)
+    assert published(rig) == [4]
 
 
 def test_a_device_hit_is_published_only_after_its_own_first_step(rig: Rig) -> None:
@@ -303,6 +309,45 @@ def test_a_reset_moves_to_a_random_epoch_and_lets_go_of_the_old_one(rig: Rig) ->
     assert rig.match("c", 1000) == 2 * PAGE
 
 
+def test_blocks_that_are_confirmed_after_a_reset_belong_to_no_epoch(rig: Rig) -> None:
+    """Their first tokens were computed with what the reset replaced."""
+    admit_cold(rig)
+    rig.side.reset()
+    rig.link.open_once()
+    rig.step("a", 1001, 1000)
+    rig.side.finished(rig.progress("a", 1001, 1000))
+    rig.side.build_plan([], {}, [])
+    assert published(rig) == []
+
+
+def test_a_new_session_is_asked_anew(rig: Rig) -> None:
+    rig.client.script = [(State.READY, 2)]
+    assert rig.match("a", 1000) == 2 * PAGE
+    rig.side.build_plan([], {}, [])
+    old, rig.client = rig.client, FakeClient(b"life-2".ljust(16))
+    rig.clients.append(rig.client)
+    old.alive = False
+    rig.side.golden.proven = rig.client.incarnation
+    rig.link.open_once()
+    rig.client.script = [(State.READY, 1)]
+    assert rig.match("a", 1000) == PAGE
+    assert rig.side.build_plan([], {}, []).incarnation == rig.client.incarnation
+
+
+def test_restores_of_two_lives_do_not_mix(rig: Rig) -> None:
+    restore(rig)
+    old, rig.client = rig.client, FakeClient(b"life-2".ljust(16))
+    rig.clients.append(rig.client)
+    old.alive = False
+    rig.side.golden.proven = rig.client.incarnation
+    rig.link.open_once()
+    rig.client.script = [(State.READY, 1)]
+    rig.match("b", 1000)
+    rig.admit("b", PAGE, list(range(31, 39)))
+    plan = rig.side.build_plan([], {}, [])
+    assert (plan.incarnation, [r.request for r in plan.restores], plan.lost) == (old.incarnation, ["a"], [31])
+
+
 def test_golden_blocks_are_lent_after_a_reconnection_and_given_back(rig: Rig) -> None:
     rig.side.golden.proven = b""
     plan = rig.side.build_plan([], {}, [])
@@ -323,6 +368,17 @@ def test_a_golden_mismatch_leaves_the_instance_without_hits(rig: Rig) -> None:
     rig.side.take_report(StepReport(golden={plan.golden.loan: (1, GoldenResult.MISMATCH)}))
     rig.clock.now += 100.0
     assert rig.side.build_plan([], {}, []).golden is None
+    assert rig.match("a", 1000) == 0
+
+
+def test_one_rank_with_other_bytes_is_enough() -> None:
+    rig = make_rig(world=2)
+    rig.side.golden.proven = b""
+    plan = rig.side.build_plan([], {}, [])
+    assert plan.golden is not None
+    for result in (GoldenResult.MISMATCH, GoldenResult.PASSED):
+        rig.side.take_report(StepReport(golden={plan.golden.loan: (1, result)}))
+    assert rig.pool.held() == set()
     assert rig.match("a", 1000) == 0
 
 
