@@ -215,36 +215,39 @@ func (c *conn) write() {
 		case <-c.out.wake:
 		case <-retry.C:
 		}
-		err := c.out.flush()
-		if err == nil {
-			notices = c.in.take(notices)
-			frames, err = c.push(frames[:0], notices)
+		notices = c.in.take(notices)
+		frames = frames[:0]
+		for _, n := range notices {
+			frames = mustAppend(frames, noticeFrame(n))
 		}
-		sent, all := 0, true
-		if err == nil && c.attached.Load() {
-			sent, all, err = c.pushArenas(arenas)
+		if c.push(frames) != nil {
+			return // closed here: the reader ends the session
 		}
-		if arenas += sent; !all {
-			retry.Reset(arenaRetry)
-		}
-		if err != nil {
-			c.close() // the reader sees it and ends the session
-			return
+		if c.attached.Load() {
+			sent, all := c.pushArenas(arenas)
+			if arenas += sent; !all {
+				retry.Reset(arenaRetry)
+			}
 		}
 	}
 }
 
-// push sends notices.
-func (c *conn) push(frames []byte, notices []cache.Notice) (used []byte, err error) {
-	for _, n := range notices {
-		if frames, err = noticeFrame(n).Append(frames, 0); err != nil {
-			return frames, err
+// push flushes the outbox and sends frames, waiting for room as long as the client leaves none: new notices are dropped meanwhile.
+func (c *conn) push(frames []byte) error {
+	for {
+		if err := c.out.flush(); err != nil || len(frames) == 0 || c.out.send(frames) == nil {
+			return err
 		}
 	}
-	if len(frames) == 0 {
-		return frames, nil
+}
+
+// mustAppend encodes a push, whose fields are all of fixed size.
+func mustAppend(frames []byte, m wire.Message) []byte {
+	frames, err := m.Append(frames, 0)
+	if err != nil {
+		panic("session: a push breaks a bound: " + err.Error())
 	}
-	return frames, c.out.send(frames)
+	return frames
 }
 
 func noticeFrame(n cache.Notice) wire.Message {
@@ -264,17 +267,13 @@ func noticeFrame(n cache.Notice) wire.Message {
 }
 
 // pushArenas sends the lent arenas from position n on and returns how many it sent; all is false when the socket took no more.
-func (c *conn) pushArenas(n int) (sent int, all bool, err error) {
+func (c *conn) pushArenas(n int) (sent int, all bool) {
 	for _, a := range c.server.arenasFrom(n) {
-		frame, err := (&wire.Arena{Arena: a.ID, Node: int16(a.Node), Bytes: a.Bytes}).Append(nil, 0)
-		if err != nil {
-			return sent, true, err
-		}
-		done, err := c.out.sendDescriptor(frame, a.Descriptor())
-		if err != nil || !done {
-			return sent, false, err
+		frame := mustAppend(nil, &wire.Arena{Arena: a.ID, Node: int16(a.Node), Bytes: a.Bytes})
+		if !c.out.sendDescriptor(frame, a.Descriptor()) {
+			return sent, false
 		}
 		sent++
 	}
-	return sent, true, nil
+	return sent, true
 }

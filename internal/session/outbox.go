@@ -16,15 +16,15 @@ const outboxBytesMax = 8 << 20
 var errOutboxFull = errors.New("the client does not read its answers")
 
 // outbox sends frames in order without ever waiting for the client. What the socket does not take is kept, up to a bound, and flushed by the
-// connection's writer goroutine.
+// connection's writer goroutine. Once the client can receive no more, frames are thrown away without an error: what it sent before is
+// still to be read and handled, and the reader finds the end.
 type outbox struct {
 	raw  syscall.RawConn
 	wake chan struct{} // holds one token: there is something for the writer
 
-	mu      sync.Mutex
-	unsent  []byte
-	broken  error // the first fault: nothing is sent any more
-	refused bool  // a frame found the outbox full
+	mu     sync.Mutex
+	unsent []byte
+	broken bool // the client can receive no more
 }
 
 func newOutbox(conn *net.UnixConn) (*outbox, error) {
@@ -32,25 +32,17 @@ func newOutbox(conn *net.UnixConn) (*outbox, error) {
 	return &outbox{raw: raw, wake: make(chan struct{}, 1)}, err
 }
 
-// send puts whole frames out. The error says that the outbox is full or the connection broken.
+// send puts whole frames out. The only error is errOutboxFull.
 func (o *outbox) send(frames []byte) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.broken != nil {
-		return o.broken
-	}
 	if len(o.unsent) >= outboxBytesMax {
-		o.refused = true
 		return errOutboxFull
 	}
 	if len(o.unsent) == 0 {
-		sent, err := o.write(frames, nil)
-		if err != nil {
-			return err
-		}
-		frames = frames[sent:]
+		frames = frames[o.write(frames, nil):]
 	}
-	if len(frames) > 0 {
+	if len(frames) > 0 && !o.broken {
 		o.unsent = append(o.unsent, frames...)
 		o.signal()
 	}
@@ -58,31 +50,30 @@ func (o *outbox) send(frames []byte) error {
 }
 
 // sendDescriptor puts a frame with a descriptor out, or reports false when frames before it are still unsent or the socket is full.
-func (o *outbox) sendDescriptor(frame []byte, fd int) (done bool, err error) {
+func (o *outbox) sendDescriptor(frame []byte, fd int) (done bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.broken != nil || len(o.unsent) > 0 {
-		return false, o.broken
+	if len(o.unsent) > 0 {
+		return false
 	}
-	sent, err := o.write(frame, unix.UnixRights(fd))
-	if err != nil || sent == 0 {
-		return false, err
-	}
-	if sent < len(frame) { // the descriptor went with the first byte
+	sent := o.write(frame, unix.UnixRights(fd))
+	if sent > 0 && sent < len(frame) && !o.broken { // the descriptor went with the first byte
 		o.unsent = append(o.unsent, frame[sent:]...)
 		o.signal()
 	}
-	return true, nil
+	return sent > 0 || o.broken
 }
 
 // write tries once and returns the bytes that the socket took, zero when it is full; with mu held. Control does not wait for
 // whoever waits for the socket to become writable.
-func (o *outbox) write(p, oob []byte) (sent int, err error) {
-	err = o.raw.Control(func(fd uintptr) { sent, err = sendOnce(int(fd), p, oob) })
-	if err != nil {
-		o.broken = err
+func (o *outbox) write(p, oob []byte) (sent int) {
+	if o.broken {
+		return 0
 	}
-	return sent, err
+	var fault error
+	err := o.raw.Control(func(fd uintptr) { sent, fault = sendOnce(int(fd), p, oob) })
+	o.broken = err != nil || fault != nil
+	return sent
 }
 
 func sendOnce(fd int, p, oob []byte) (int, error) {
@@ -106,20 +97,16 @@ func (o *outbox) signal() {
 	}
 }
 
-// flush waits until everything that was unsent is sent, or the connection is closed.
-func (o *outbox) flush() error {
-	return errors.Join(o.raw.Write(o.flushed), o.fault())
-}
+// flush waits until everything that was unsent is sent or thrown away. An error says that the connection was closed here.
+func (o *outbox) flush() error { return o.raw.Write(o.flushed) }
 
 // flushed sends what the socket takes and says whether nothing is left to wait for.
 func (o *outbox) flushed(fd uintptr) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for len(o.unsent) > 0 && o.broken == nil {
+	for len(o.unsent) > 0 && !o.broken {
 		sent, err := sendOnce(int(fd), o.unsent, nil)
-		if err != nil {
-			o.broken = err
-		}
+		o.broken = err != nil
 		if sent == 0 && err == nil {
 			return false
 		}
@@ -127,12 +114,6 @@ func (o *outbox) flushed(fd uintptr) bool {
 	}
 	o.unsent = nil
 	return true
-}
-
-func (o *outbox) fault() error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.broken
 }
 
 // backlog returns the unsent bytes.

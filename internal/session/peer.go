@@ -82,25 +82,31 @@ func identifyPeer(conn *net.UnixConn) (peer, error) {
 	return p, nil
 }
 
-// openPIDFD prefers the descriptor that the kernel took when the peer connected. The fall-back opens the pid and then sees that the
-// connection is still open: the pid cannot have gone to another process while the peer that holds it lives.
+// openPIDFD prefers the descriptor that the kernel took when the peer connected.
 func openPIDFD(conn *net.UnixConn, pid int) (fd int, err error) {
 	err = control(conn, func(socket int) error {
 		fd, err = unix.GetsockoptInt(socket, unix.SOL_SOCKET, soPeerPIDFD)
 		return err
 	})
-	if err == nil {
-		unix.CloseOnExec(fd)
-		return fd, nil
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		return pidfdByNumber(conn, pid)
 	}
-	if !errors.Is(err, unix.ENOPROTOOPT) {
+	if err != nil {
 		return -1, fmt.Errorf("SO_PEERPIDFD: %w", err)
 	}
+	unix.CloseOnExec(fd)
+	return fd, nil
+}
+
+// pidfdByNumber is for kernels without SO_PEERPIDFD: it opens the pid and then sees that the connection is still open. The pid
+// cannot have gone to another process while the peer that holds it lives.
+func pidfdByNumber(conn *net.UnixConn, pid int) (int, error) {
 	before, err := startTime(pid)
 	if err != nil {
 		return -1, err
 	}
-	if fd, err = unix.PidfdOpen(pid, 0); err != nil {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
 		return -1, fmt.Errorf("pidfd_open: %w", err)
 	}
 	after, err := startTime(pid)

@@ -230,7 +230,6 @@ func TestWhatASessionDoesNotHoldClosesIt(t *testing.T) {
 		"report on another's lease":        &wire.Restored{Lease: lease, Ok: true, Ranges: []wire.Range{{Count: 1}}},
 		"commit of another's reservation":  &wire.Committed{Reservation: open, Ranges: []wire.Range{{Count: 1}}},
 		"abandoning another's reservation": &wire.Abandoned{Reservation: open, Rank: wire.AllRanks, Ranges: []wire.Range{{Count: 1}}},
-		"an arena without being a rank":    &wire.Mapped{Arena: 0, Ok: true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			p := r.open(wire.RoleScheduler)
