@@ -319,3 +319,82 @@ func TestStalledIsALabel(t *testing.T) {
 	r.must(r.Release(a.scheduler.id, ready.Lease, wire.AllRanks))
 	r.check()
 }
+
+// A connection that the Manager gave up may have held a begin that nobody read: the workers copy although the lease looks unbegun.
+func TestBrokenConnectionOfADeadSchedulerMayHaveBegun(t *testing.T) {
+	for _, broken := range []bool{false, true} {
+		r := newRig(t, Config{PoolBytes: 16 * mib})
+		e := r.engine("a", 100, writers(wire.WriterHost, wire.WriterHost))
+		r.publish(e, keysOf(0, 4))
+		lease := r.query(e, keysOf(0, 4))
+		r.must(r.Restored(e.ranks[0].id, lease.Lease, 0, true, page, all(1)))
+		want := uint64(0)
+		if broken {
+			r.BreakSession(e.scheduler.id)
+			want = 4 * 2 * page
+		} else {
+			r.CloseSession(e.scheduler.id)
+		}
+		r.ProcessExited(e.scheduler.process)
+		r.check()
+		if s := r.Stats(); s.QueryReservedByPhase["restoring"] != want {
+			t.Fatalf("broken %v: %+v", broken, s)
+		}
+		r.kill(e.ranks[0])
+		r.kill(e.ranks[1])
+		if s := r.Stats(); s.Leases != 0 || s.Instances != 0 {
+			t.Fatalf("%+v", s)
+		}
+		r.check()
+	}
+}
+
+// A client cannot know which of its last reports were read, so a session that resumed may say all of them again, even when the lease or
+// the reservation has ended by then. A session that did not resume may not.
+func TestEchoesAfterAResume(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := r.engine("a", 100, writers(wire.WriterHost, wire.WriterHost))
+	r.publish(e, keysOf(0, 4))
+	lease := r.query(e, keysOf(0, 4))
+	r.must(r.Begin(e.scheduler.id, lease.Lease, wire.AllRanks, 4))
+	open := r.reserve(e, keysOf(20, 2))
+	r.must(r.Restored(e.ranks[0].id, lease.Lease, 0, true, page, all(1)))
+	r.must(r.Committed(e.ranks[0].id, open.Reservation, 0, all(1)))
+	r.CloseSession(e.ranks[0].id)
+	now := r.connect(e.ranks[0].process, wire.RoleWorker)
+	_, _, err := r.Resume(now.id, e.ranks[0].token, []uint64{lease.Lease}, []uint64{open.Reservation})
+	r.must(err)
+
+	r.must(r.Restored(now.id, lease.Lease, 0, true, 4*page, all(4)))
+	if s := r.Stats(); s.LoadBytesTotal != page+3*page {
+		t.Fatalf("an echo was credited twice: %d bytes", s.LoadBytesTotal)
+	}
+	r.must(r.Restored(now.id, lease.Lease, 0, true, 4*page, all(4)))
+	r.must(r.Committed(now.id, open.Reservation, 0, all(2)))
+	r.must(r.Restored(e.ranks[1].id, lease.Lease, 1, true, page, all(4)))
+	r.must(r.Committed(e.ranks[1].id, open.Reservation, 1, all(2)))
+	if s := r.Stats(); s.Leases != 0 || s.Reservations != 0 {
+		t.Fatalf("%+v", s)
+	}
+	r.must(r.Restored(now.id, lease.Lease, 0, true, 4*page, all(4)))
+	r.must(r.Committed(now.id, open.Reservation, 0, all(2)))
+	r.fails(r.Restored(e.ranks[1].id, lease.Lease, 1, true, page, all(4)), wire.StatusUnknown)
+	r.fails(r.Committed(e.ranks[1].id, open.Reservation, 1, all(2)), wire.StatusUnknown)
+	if s := r.Stats(); s.LoadBytesTotal != 5*page || s.PageInsertionsTotal != 6 {
+		t.Fatalf("%+v", s)
+	}
+	r.check()
+}
+
+// The exit of the last writer may end a reservation while its scheduler gives the same pages up.
+func TestAbandonThatCrossesTheDeathOfItsRanks(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := r.engine("a", 100, one(page))
+	open := r.reserve(e, keysOf(0, 2))
+	r.kill(e.ranks[0])
+	r.must(r.Abandoned(e.scheduler.id, open.Reservation, wire.AllRanks, all(2)))
+	if s := r.Stats(); s.PoolUsedBytes != 0 || s.LateReportsTotal != 1 {
+		t.Fatalf("%+v", s)
+	}
+	r.check()
+}

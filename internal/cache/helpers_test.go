@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"testing"
 	"time"
 
 	"orbitkv/internal/index"
@@ -44,14 +43,24 @@ func (q *queue) take(kind NoticeKind) (ids []uint64) {
 	return ids
 }
 
+// tester is what *testing.T and *rapid.T share.
+type tester interface {
+	Helper()
+	Fatal(...any)
+	Fatalf(string, ...any)
+	Errorf(string, ...any)
+	Failed() bool
+	FailNow()
+}
+
 // rig is a cache with its clock; every call of a helper that must not fail ends the test when it does.
 type rig struct {
 	*Cache
-	t     testing.TB
+	t     tester
 	clock *clock
 }
 
-func newRig(t testing.TB, config Config) *rig {
+func newRig(t tester, config Config) *rig {
 	t.Helper()
 	at := &clock{time.Unix(1000, 0)}
 	config.Now = at.now
@@ -103,7 +112,6 @@ type engine struct {
 	scheduler client
 	ranks     []client
 	ns        Registered
-	writer    wire.Writer
 	operation uint64
 }
 
@@ -247,14 +255,15 @@ func (r *rig) restore(e *engine, got Result) {
 	}
 }
 
-// warm puts a sealed page of origin warmed into the pool, as a slower tier will: nobody asked for it yet.
-func (r *rig) warm(e *engine, key wire.Key) bool {
+// warm puts a sealed page of origin warmed into the pool, as a slower tier will, and returns where its parts lie; nil when it is there already or
+// finds no room.
+func (r *rig) warm(e *engine, key wire.Key) []uint64 {
 	c := r.Cache
 	c.enter()
 	defer c.leave()
 	inst := c.instances[e.id]
 	if _, _, known := c.index.Find(inst.namespace.handle, 0, (*index.Key)(&key)); known || c.allocate(inst, 1) == 0 {
-		return false
+		return nil
 	}
 	parts := make([]uint64, len(inst.geometry.partBytes))
 	for part := range parts {
@@ -263,5 +272,5 @@ func (r *rig) warm(e *engine, key wire.Key) bool {
 	h := c.newPage(inst.namespace, 0, &key, parts, index.Reclaimable, index.Warmed)
 	c.sealPage(inst.namespace, h)
 	c.useful.prepared(inst.geometry.pageBytes)
-	return true
+	return parts
 }

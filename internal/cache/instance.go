@@ -238,7 +238,7 @@ func (c *Cache) seal(inst *instance) error {
 }
 
 // Mapped is a rank's word on one arena: ok when its pages may be named to the rank, else text says why not. It fails for an arena that is not
-// lent and for a session that is attached to nothing.
+// lent; the word of a session that has detached meanwhile is a harmless race.
 func (c *Cache) Mapped(id SessionID, arenaID uint16, ok bool, why string) error {
 	c.enter()
 	defer c.leave()
@@ -246,8 +246,12 @@ func (c *Cache) Mapped(id SessionID, arenaID uint16, ok bool, why string) error 
 	if err != nil {
 		return err
 	}
-	if s.instance == nil || int(arenaID) >= ArenasMax || c.arenaByID[arenaID] == nil {
-		return c.violation("mapped", wire.StatusUnknown, "mapped names arena %d, which was not sent to this session", arenaID)
+	if int(arenaID) >= ArenasMax || c.arenaByID[arenaID] == nil {
+		return c.violation("mapped", wire.StatusUnknown, "mapped names arena %d, which is not lent", arenaID)
+	}
+	if s.instance == nil {
+		c.counters.lateReports++
+		return nil
 	}
 	slot := &s.instance.ranks[s.rank]
 	if ok {

@@ -85,6 +85,10 @@ func (c *Cache) Begin(id SessionID, leaseID uint64, rank uint16, pages uint32) e
 	if err != nil {
 		return err
 	}
+	if l == nil && c.sessions[id].echoes[leaseID] {
+		c.counters.lateReports++
+		return nil
+	}
 	if l == nil {
 		return c.violation("begin", wire.StatusUnknown, "begin names lease %#x, which does not exist", leaseID)
 	}
@@ -188,7 +192,8 @@ func (c *Cache) Revoked(id SessionID, leaseID uint64, yielded bool) error {
 }
 
 // Restored is the terminal report of one rank's copy of some pages: ok when every byte arrived. bytes must not pass the slices that were
-// leased; a page that was reported before, or a report of another's rank, is a violation. Pages stay valid after a failure.
+// leased; a page that was reported before, or a report of another's rank, is a violation, but for the echo of a session that
+// resumed. Pages stay valid after a failure.
 func (c *Cache) Restored(id SessionID, leaseID uint64, rank uint16, ok bool, bytes uint64, ranges []wire.Range) error {
 	c.enter()
 	defer c.leave()
@@ -197,6 +202,10 @@ func (c *Cache) Restored(id SessionID, leaseID uint64, rank uint16, ok bool, byt
 		return err
 	}
 	l := c.leases[leaseID]
+	if l == nil && s.echoes[leaseID] {
+		c.counters.lateReports++
+		return nil
+	}
 	if l == nil {
 		return c.violation("restored", wire.StatusUnknown, "restored names lease %#x, which does not exist or has every report", leaseID)
 	}
@@ -205,7 +214,7 @@ func (c *Cache) Restored(id SessionID, leaseID uint64, rank uint16, ok bool, byt
 		return c.violation("restored", wire.StatusUnknown, "restored names rank %d of lease %#x, which this session is not", rank, leaseID)
 	}
 	k := &l.consumers[at]
-	if k.state == consumerQuarantined {
+	if k.state == consumerQuarantined || s.echoes[leaseID] && k.state.ended() {
 		c.counters.lateReports++
 		return nil
 	}
@@ -218,7 +227,12 @@ func (c *Cache) Restored(id SessionID, leaseID uint64, rank uint16, ok bool, byt
 		return c.violation("restored", wire.StatusTooLarge, "restored reports %d bytes of %d pages, their slices have %d", bytes, count, most)
 	}
 	if k.saw(ranges) {
-		return c.violation("restored", wire.StatusConflict, "restored reports pages of lease %#x, rank %d, a second time", leaseID, rank)
+		if !s.echoes[leaseID] {
+			return c.violation("restored", wire.StatusConflict, "restored reports pages of lease %#x, rank %d, a second time", leaseID, rank)
+		}
+		c.counters.lateReports++
+		ranges, count = k.unseen(ranges)
+		bytes = min(bytes, uint64(count)*l.instance.geometry.sliceBytes(at))
 	}
 	c.report(l, k, ok, bytes, ranges, count)
 	return nil
@@ -265,6 +279,19 @@ func (k *consumer) saw(ranges []wire.Range) bool {
 		}
 	}
 	return false
+}
+
+// unseen is the part of an echo that was not read before.
+func (k *consumer) unseen(ranges []wire.Range) (rest []wire.Range, count uint32) {
+	for _, r := range ranges {
+		for i := r.First; i < r.First+r.Count; i++ {
+			if k.seen[i/64]&(1<<(i%64)) == 0 {
+				rest = wire.AppendRange(rest, i, 1)
+				count++
+			}
+		}
+	}
+	return rest, count
 }
 
 // consumers finds a lease and the consumers [from, to) that rank names. Only the session that holds the lease may speak for what is unbegun.

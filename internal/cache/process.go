@@ -83,6 +83,9 @@ func (c *Cache) ownerDied(s *session) {
 		if l.op != nil {
 			c.retire(l.op)
 		}
+		if s.broken {
+			c.beginForTheLiving(l, s.process)
+		}
 		c.endConsumers(l, consumerReady, consumerDropped)
 	}
 	for _, r := range inOrder(s.reservations) {
@@ -96,5 +99,15 @@ func (c *Cache) ownerDied(s *session) {
 	}
 	if s.state == sessionClosed {
 		c.endSession(s)
+	}
+}
+
+// beginForTheLiving assumes that the begin of an unbegun lease was lost with its connection: ranks in other processes may be copying all of it, until
+// they report or exit (I1).
+func (c *Cache) beginForTheLiving(l *lease, dead *process) {
+	for rank := range l.consumers {
+		if p := l.instance.ranks[rank].process; p != nil && p != dead {
+			c.beginConsumer(l, rank, uint32(len(l.pages)))
+		}
 	}
 }

@@ -15,8 +15,10 @@ func TestGrantsSayWhatEachKeyIs(t *testing.T) {
 	writing := r.reserve(e, keysOf(2, 3))
 	got := r.reserve(e, keysOf(0, 12))
 	want := []wire.GrantRun{
-		{Grant: wire.GrantPresent, Count: 2}, {Grant: wire.GrantBeingWritten, Count: 3},
-		{Grant: wire.GrantGranted, Count: 3}, {Grant: wire.GrantNoRoom, Count: 4},
+		{Grant: wire.GrantPresent, Count: 2},
+		{Grant: wire.GrantBeingWritten, Count: 3},
+		{Grant: wire.GrantGranted, Count: 3},
+		{Grant: wire.GrantNoRoom, Count: 4},
 	}
 	if !slices.Equal(got.Grants, want) || got.Pages != 3 {
 		t.Fatalf("%+v", got)
@@ -41,8 +43,10 @@ func TestAKeyNamedTwiceTakesOnePage(t *testing.T) {
 	e := r.engine("a", 100, one(page))
 	got := r.reserve(e, []wire.Key{keyOf(1), keyOf(1), keyOf(2), keyOf(1)})
 	want := []wire.GrantRun{
-		{Grant: wire.GrantGranted, Count: 1}, {Grant: wire.GrantBeingWritten, Count: 1},
-		{Grant: wire.GrantGranted, Count: 1}, {Grant: wire.GrantBeingWritten, Count: 1},
+		{Grant: wire.GrantGranted, Count: 1},
+		{Grant: wire.GrantBeingWritten, Count: 1},
+		{Grant: wire.GrantGranted, Count: 1},
+		{Grant: wire.GrantBeingWritten, Count: 1},
 	}
 	if !slices.Equal(got.Grants, want) || r.Stats().PoolUsedBytes != 2*page {
 		t.Fatalf("%+v, %d bytes used", got, r.Stats().PoolUsedBytes)

@@ -132,7 +132,7 @@ func TestWarmedPagesResolveOnce(t *testing.T) {
 	r := newRig(t, Config{PoolBytes: 16 * mib})
 	e := r.engine("a", 100, shape{slices: []uint64{page, page}})
 	for i := range 4 {
-		if !r.warm(e, keyOf(i)) {
+		if r.warm(e, keyOf(i)) == nil {
 			t.Fatal("no room")
 		}
 	}

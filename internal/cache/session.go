@@ -44,6 +44,7 @@ type session struct {
 	token   wire.ID16
 	sink    Sink // nil once closed
 	state   sessionState
+	broken  bool // closed with frames unread
 
 	instance *instance // attached to
 	rank     int
@@ -51,9 +52,10 @@ type session struct {
 	wants    string // instance whose sealing it waits for
 
 	operations   map[uint64]*operation
-	retired      uint64   // largest query id that was retired
-	reserved     uint64   // largest reserve id that was answered
-	yielded      []uint64 // the last queries that ended by a yielded lease
+	retired      uint64          // largest query id that was retired
+	reserved     uint64          // largest reserve id that was answered
+	echoes       map[uint64]bool // leases and reservations taken over: the client cannot know what was read of its old connection, and says it again
+	yielded      []uint64        // the last queries that ended by a yielded lease
 	leases       map[uint64]*lease
 	reservations map[uint64]*reservation
 	writing      int // of the reservations: those with open slices
@@ -85,6 +87,7 @@ func (c *Cache) OpenSession(id ProcessID, role wire.Role, name string, sink Sink
 	s := &session{
 		id: c.nextSession, process: p, role: role, name: name, token: c.newToken(), sink: sink, lastPing: c.now,
 		operations: map[uint64]*operation{}, leases: map[uint64]*lease{}, reservations: map[uint64]*reservation{},
+		echoes: map[uint64]bool{},
 	}
 	c.sessions[s.id] = s
 	c.tokens[s.token] = s
@@ -99,6 +102,17 @@ func (c *Cache) CloseSession(id SessionID) {
 	c.enter()
 	defer c.leave()
 	if s := c.sessions[id]; s != nil && s.state == sessionOpen {
+		c.closeSession(s)
+	}
+}
+
+// BreakSession is CloseSession of a connection that was given up with frames unread, after a violation or at a full stop: a begin may be among
+// them, so that an unbegun lease may be in use by ranks that live longer than their scheduler.
+func (c *Cache) BreakSession(id SessionID) {
+	c.enter()
+	defer c.leave()
+	if s := c.sessions[id]; s != nil && s.state == sessionOpen {
+		s.broken = true
 		c.closeSession(s)
 	}
 }
@@ -159,11 +173,15 @@ func (c *Cache) Resume(id SessionID, token wire.ID16, leases, reservations []uin
 			old.rank, old.instance.id, s.rank, s.instance.id)
 	}
 	if old.state == sessionOpen {
+		old.broken = true
 		c.closeSession(old)
 	}
 	c.takePlaces(old, s)
 	tookLeases = c.resumeLeases(old, s, leases)
 	tookReservations = c.resumeReservations(old, s, reservations)
+	for _, id := range slices.Concat(tookLeases, tookReservations) {
+		s.echoes[id] = true
+	}
 	if old.state != sessionEnded {
 		c.endSession(old)
 	}
@@ -196,7 +214,7 @@ func (c *Cache) resumeLeases(old, s *session, claimed []uint64) (took []uint64) 
 		if l == nil || slices.Contains(took, id) {
 			continue
 		}
-		if rank := l.instance.rankOf(s); l.session == old || rank >= 0 && !l.consumers[rank].state.ended() {
+		if l.session == old || l.instance.rankOf(s) >= 0 {
 			took = append(took, id)
 		}
 	}
@@ -230,7 +248,10 @@ func (c *Cache) resumeLeases(old, s *session, claimed []uint64) (took []uint64) 
 func (c *Cache) resumeReservations(old, s *session, claimed []uint64) (took []uint64) {
 	for _, id := range claimed {
 		r := c.reservations[id]
-		if r != nil && !slices.Contains(took, id) && (r.session == old || s.instance != nil && r.instance == s.instance) {
+		if r == nil || slices.Contains(took, id) {
+			continue
+		}
+		if r.session == old || r.instance.rankOf(s) >= 0 {
 			took = append(took, id)
 		}
 	}

@@ -11,15 +11,7 @@ import (
 func (c *Cache) Committed(id SessionID, reservationID uint64, rank uint16, ranges []wire.Range) error {
 	c.enter()
 	defer c.leave()
-	r, storage, err := c.writer("committed", id, reservationID, rank, ranges)
-	if err != nil {
-		return err
-	}
-	if err := c.mustBeReserved("committed", r, storage, ranges); err != nil {
-		return err
-	}
-	c.endRanges(r, storage, ranges, sliceCommitted)
-	return nil
+	return c.endReported("committed", id, reservationID, rank, ranges, sliceCommitted)
 }
 
 // Abandoned says that slices will not be written and that no copy into them runs: those of the rank, or with AllRanks every slice of pages that
@@ -28,22 +20,18 @@ func (c *Cache) Abandoned(id SessionID, reservationID uint64, rank uint16, range
 	c.enter()
 	defer c.leave()
 	if rank != wire.AllRanks {
-		r, storage, err := c.writer("abandoned", id, reservationID, rank, ranges)
-		if err != nil {
-			return err
-		}
-		if err := c.mustBeReserved("abandoned", r, storage, ranges); err != nil {
-			return err
-		}
-		c.endRanges(r, storage, ranges, sliceAbandoned)
-		return nil
+		return c.endReported("abandoned", id, reservationID, rank, ranges, sliceAbandoned)
 	}
 	s, err := c.open(id)
 	if err != nil {
 		return err
 	}
 	r := c.reservations[reservationID]
-	if r == nil || r.session != s {
+	if r == nil {
+		c.counters.lateReports++ // its ranks may all have died meanwhile
+		return nil
+	}
+	if r.session != s {
 		return c.violation("abandoned", wire.StatusUnknown, "abandoned names reservation %#x, which this session does not hold", reservationID)
 	}
 	if err := c.neverHandedOut(r, ranges); err != nil {
@@ -55,27 +43,46 @@ func (c *Cache) Abandoned(id SessionID, reservationID uint64, rank uint16, range
 	return nil
 }
 
-// writer finds a reservation and the storage rank that a session may report for.
-func (c *Cache) writer(kind string, id SessionID, reservationID uint64, rank uint16, ranges []wire.Range) (r *reservation, storage int, err error) {
+// endReported takes a rank's terminal report of its own slices.
+func (c *Cache) endReported(kind string, id SessionID, reservationID uint64, rank uint16, ranges []wire.Range, end sliceState) error {
 	s, err := c.open(id)
 	if err != nil {
-		return nil, 0, err
+		return err
 	}
-	r = c.reservations[reservationID]
+	r := c.reservations[reservationID]
+	if r == nil && s.echoes[reservationID] {
+		c.counters.lateReports++
+		return nil
+	}
+	storage, err := c.writer(kind, s, r, reservationID, rank, ranges)
+	if err != nil {
+		return err
+	}
+	if !s.echoes[reservationID] {
+		if err := c.mustBeReserved(kind, r, storage, ranges); err != nil {
+			return err
+		}
+	}
+	c.endRanges(r, storage, ranges, end)
+	return nil
+}
+
+// writer finds the storage rank of a reservation that a session may report for.
+func (c *Cache) writer(kind string, s *session, r *reservation, id uint64, rank uint16, ranges []wire.Range) (storage int, err error) {
 	if r == nil {
-		return nil, 0, c.violation(kind, wire.StatusUnknown, "%s names reservation %#x, which does not exist or has every report", kind, reservationID)
+		return 0, c.violation(kind, wire.StatusUnknown, "%s names reservation %#x, which does not exist or has every report", kind, id)
 	}
 	at := r.instance.rankOf(s)
 	if at < 0 || r.instance.ranks[at].number != rank {
-		return nil, 0, c.violation(kind, wire.StatusUnknown, "%s names rank %d of reservation %#x, which this session is not", kind, rank, reservationID)
+		return 0, c.violation(kind, wire.StatusUnknown, "%s names rank %d of reservation %#x, which this session is not", kind, rank, id)
 	}
 	if storage = r.instance.geometry.storageIndex(at); storage < 0 {
-		return nil, 0, c.violation(kind, wire.StatusDenied, "%s names rank %d, which stores nothing", kind, rank)
+		return 0, c.violation(kind, wire.StatusDenied, "%s names rank %d, which stores nothing", kind, rank)
 	}
 	if _, err := wire.CountRanges(ranges, uint32(len(r.pages))); err != nil {
-		return nil, 0, c.violation(kind, wire.StatusMalformed, "%s of reservation %#x: %v", kind, reservationID, err)
+		return 0, c.violation(kind, wire.StatusMalformed, "%s of reservation %#x: %v", kind, id, err)
 	}
-	return r, storage, nil
+	return storage, nil
 }
 
 // mustBeReserved checks a whole report before any of it is taken.

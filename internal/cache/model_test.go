@@ -1,0 +1,224 @@
+package cache
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"orbitkv/internal/wire"
+
+	"pgregory.net/rapid"
+)
+
+// The model knows nothing of the cache's tables. It is the clients: what each process believes that it may read or write, and a memory of one
+// stamp a granule that copies really read and write. After each step every extent that a living copy may read must hold its bytes, every granted
+// extent must be free of possible readers and writers, and the cache's own Check must be clean.
+//
+// Messages travel in one queue a connection and are delivered in random order between connections, so a report may overtake the begin that it
+// belongs to. Processes stop, die with messages in flight, lose their connection with the tail of its messages, come back and resume.
+
+const (
+	modelKeys     = 14
+	modelSteps    = 400
+	granule       = 4 << 10
+	granulesFirst = 14
+	granulesNext  = 9
+)
+
+type place struct {
+	arena   uint16
+	granule uint64
+}
+
+type world struct {
+	*rapid.T
+	rig     *rig
+	memory  map[place]string
+	engines []*mEngine
+	zombies []place // slices that a dead cuda_shared writer may still write
+	born    int
+}
+
+// stamp is the content of one slice of one page.
+func stamp(facts string, epoch uint64, key, rank int) string {
+	return fmt.Sprint(facts, "/", epoch, "/", key, "/", rank)
+}
+
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &world{T: t, memory: map[place]string{}}
+		w.rig = newRig(t, Config{
+			PoolBytes: 0, QueryBudgetBytes: 16 * granule, InstanceBudgetBytes: 10 * granule, SessionOperations: 4, GlobalOperations: 9,
+			Seed: rapid.Uint64Range(1, 1<<40).Draw(t, "seed"),
+		})
+		w.rig.AddArena(0, -1, granulesFirst*granule)
+		w.rig.AddArena(1, -1, granulesNext*granule)
+		shapes := rapid.IntRange(0, 3).Draw(t, "first")
+		for i := range 2 {
+			w.engines = append(w.engines, w.start((shapes+i*rapid.IntRange(0, 3).Draw(t, "second"))%4))
+		}
+		t.Repeat(w.actions())
+		w.quiesce()
+	})
+}
+
+// TestMain makes a run of the model long enough for a page to be reused several times.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if steps := flag.Lookup("rapid.steps"); steps.Value.String() == steps.DefValue {
+		if err := steps.Value.Set(strconv.Itoa(modelSteps)); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// actions names each step as often as it should be drawn.
+func (w *world) actions() map[string]func(*rapid.T) {
+	steps := map[string]func(){
+		"query": w.query, "poll": w.poll, "cancel": w.cancel, "begin": w.begin, "release": w.release, "notices": w.answerNotices,
+		"plan": w.takePlan, "copy": w.startCopy, "copied": w.endCopy,
+		"reserve": w.reserve, "hand": w.hand, "write": w.write, "drop": w.dropSlice, "abandon": w.abandonAll,
+		"epoch": w.newEpoch, "warm": w.warmPage, "map": w.mapArena,
+		"kill": w.kill, "exit": w.exit, "disconnect": w.disconnect, "reconnect": w.reconnect, "zombie": w.zombieWrites,
+		"stop": w.stop, "time": w.passTime, "cleanup": w.cleanup, "restart": w.restart, "deliver": w.deliver,
+	}
+	weights := map[string]int{
+		"query": 4, "begin": 4, "plan": 4, "copy": 3, "copied": 4, "reserve": 4, "hand": 5, "write": 8, "poll": 2, "notices": 2, "map": 2,
+		"deliver": 20,
+	}
+	actions := map[string]func(*rapid.T){"": func(*rapid.T) { w.verify() }}
+	for name, step := range steps {
+		for i := range max(1, weights[name]) {
+			actions[fmt.Sprint(name, " ", i)] = func(*rapid.T) { step() }
+		}
+	}
+	return actions
+}
+
+// verify compares the cache with what the clients may be doing.
+func (w *world) verify() {
+	w.Helper()
+	for _, v := range w.rig.Check() {
+		w.Fatalf("I%d: %s", v.Invariant, v.Text)
+	}
+	read, written := uint64(0), uint64(0)
+	for _, e := range w.engines {
+		for _, l := range e.leases {
+			pages := l.mayRead()
+			read += uint64(pages) * e.ns.PageBytes
+			for page := range pages {
+				w.mustHold(e, l, page)
+			}
+		}
+		for _, r := range e.reservations {
+			for page := range r.keys {
+				if r.mayWrite(page) {
+					written += r.pageBytes
+				}
+			}
+		}
+	}
+	stats := w.rig.Stats()
+	charged := uint64(0)
+	for _, bytes := range stats.QueryReservedByPhase {
+		charged += bytes
+	}
+	if charged < read {
+		w.Fatalf("clients may read %d bytes, the cache charges %d", read, charged)
+	}
+	if held := stats.WritingBytes + stats.AbandonedBytes + stats.QuarantinedBytes; held < written {
+		w.Fatalf("clients may write %d bytes, the cache keeps %d", written, held)
+	}
+	if prepared := stats.WarmupRestoredBytesTotal + stats.WarmupUnusedBytesTotal + stats.WarmupPendingBytes; prepared != stats.WarmupPreparedBytesTotal {
+		w.Fatalf("prepared %d bytes, resolved and pending %d", stats.WarmupPreparedBytesTotal, prepared)
+	}
+}
+
+// mustHold checks every byte of a page that a client may read.
+func (w *world) mustHold(e *mEngine, l *mLease, page int) {
+	w.Helper()
+	for i, at := range l.places[page] {
+		want := stamp(e.facts, l.epoch, l.keys[page], int(e.ns.Slices[i].Rank))
+		if got := w.memory[at]; got != want {
+			w.Fatalf("engine %s may read key %d of lease %#x at %v: it holds %q, want %q", e.id, l.keys[page], l.id, at, got, want)
+		}
+	}
+}
+
+// mustBeFree checks an extent that the cache grants for writing.
+func (w *world) mustBeFree(at place) {
+	w.Helper()
+	for _, e := range w.engines {
+		for _, l := range e.leases {
+			for page := range l.mayRead() {
+				for _, other := range l.places[page] {
+					if other == at {
+						w.Fatalf("granted %v, which engine %s may read as key %d of lease %#x", at, e.id, l.keys[page], l.id)
+					}
+				}
+			}
+		}
+		for _, r := range e.reservations {
+			for page := range r.keys {
+				for storage, other := range r.places[page] {
+					if other == at && r.slices[page][storage].mayWrite() {
+						w.Fatalf("granted %v, which engine %s may write for key %d of reservation %#x", at, e.id, r.keys[page], r.id)
+					}
+				}
+			}
+		}
+	}
+	for _, other := range w.zombies {
+		if other == at {
+			w.Fatalf("granted %v, which a dead writer may still write", at)
+		}
+	}
+}
+
+// placesOf expands runs to the granule of each slice of each page. Every slice of the model is one granule, and every page one part.
+func placesOf(runs []wire.Run, slices []wire.Slice, pageBytes uint64) (places [][]place) {
+	for _, run := range runs {
+		for i := range run.Count {
+			at := uint64(run.First.Offset()) + uint64(i)*pageBytes
+			page := make([]place, len(slices))
+			for s, slice := range slices {
+				page[s] = place{run.First.Arena(), (at + slice.Offset) / granule}
+			}
+			places = append(places, page)
+		}
+	}
+	return places
+}
+
+// quiesce lets every process end and wants everything back but what was quarantined.
+func (w *world) quiesce() {
+	for _, e := range w.engines {
+		for _, s := range e.members() {
+			if !s.process.exited {
+				w.deliverAll(s)
+				w.end(s)
+			}
+		}
+	}
+	w.rig.clock.forward(time.Hour)
+	w.rig.Tick()
+	w.verify()
+	s := w.rig.Stats()
+	phases := s.QueryReservedByPhase
+	if phases["ready"]+phases["restoring"]+phases["stalled"]+s.WritingBytes+s.AbandonedBytes != 0 {
+		w.Fatalf("bytes are held for processes that are gone: %+v", s)
+	}
+	if s.Sessions+s.SessionsDisconnected+s.Processes+s.Instances+s.OperationsReady+s.OperationsWaiting+s.Reservations != 0 {
+		w.Fatalf("tables are not empty: %+v", s)
+	}
+	w.rig.Clear()
+	w.verify()
+	s = w.rig.Stats()
+	if s.PoolUsedBytes != s.QuarantinedBytes+s.RetiredBytes || s.RetiredBytes > phases["quarantined"] {
+		w.Fatalf("bytes leaked: %+v", s)
+	}
+}
