@@ -33,7 +33,7 @@ PENDING_MAX = 1024  # calls without an answer
 QUEUE_BYTES_MAX = 8 << 20  # unsent bytes past which calls are refused; reports have as much again
 QUEUE_CHUNK_BYTES = 128 << 10  # pieces in which unsent bytes are kept
 RECEIVE_BYTES = 4 * _wire.FRAME_BYTES_MAX
-SPIN_SECONDS = 100e-6  # how long a waiter looks at the socket before it sleeps: most answers come within it
+SPIN_SECONDS = 200e-6  # how long a waiter looks at the socket before it sleeps: most answers come within it
 DESCRIPTORS_MAX = 256  # received descriptors whose frames have not been read
 
 Push = Callable[[Message, int | None], None]  # a message and, for an arena, the descriptor, which the callee owns

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orbitkv import _wire
+from orbitkv import _query, _wire
 from orbitkv._channel import PENDING_MAX, QUEUE_BYTES_MAX, Channel
 from orbitkv._reply import Reply
 from orbitkv.client import ALL_RANKS, CacheManagerClient, Namespace, Notice, Role, State, Status, Topic, ranges_of
@@ -70,6 +70,7 @@ def peer_and_channel() -> Iterator[tuple[Peer, Channel, list[_wire.Message]]]:
     def on_push(message: _wire.Message, descriptor: int | None) -> None:
         pushed.append(message)
         if descriptor is not None:
+            assert not os.get_inheritable(descriptor), "a child would inherit the arena"
             os.close(descriptor)
 
     channel = Channel(ours, on_push)
@@ -181,6 +182,22 @@ def test_pushes_are_read_while_nobody_waits(peer_and_channel: tuple[Peer, Channe
     peer.put(_wire.Done(0), request)
     assert channel.wait(marker, DEADLINE)
     assert pushed == [_wire.Ping(n) for n in range(5)]
+
+
+def test_descriptors_of_pushes_come_with_their_frames_and_are_not_inherited(
+    peer_and_channel: tuple[Peer, Channel, list[_wire.Message]],
+) -> None:
+    peer, channel, pushed = peer_and_channel
+    reply = channel.submit([_wire.Detach("x")], Reply())
+    request, _ = peer.take()
+    with Path("/dev/null").open("rb") as file:
+        peer.put(_wire.Ping(1))
+        for number in range(3):
+            socket.send_fds(peer.socket, [_wire.encode(_wire.Arena(number, -1, 4096))], [file.fileno()])
+        peer.put(_wire.Done(0), request)
+    assert channel.wait(reply, DEADLINE)
+    assert channel.closed is None
+    assert pushed == [_wire.Ping(1), *(_wire.Arena(number, -1, 4096) for number in range(3))]
 
 
 def test_sends_never_block_and_a_full_queue_refuses_calls_but_takes_reports(
@@ -310,14 +327,18 @@ def test_a_late_answer_of_a_query_is_taken_at_the_next_refresh(tmp_path: Path) -
         assert client.leases_in_use == [77]
 
 
-def test_a_waiting_query_is_polled_after_a_notice_and_without_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("poll_seconds", [0.05, 3600.0], ids=["lost notice", "notice"])
+def test_a_waiting_query_is_polled_after_a_notice_and_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poll_seconds: float
+) -> None:
+    monkeypatch.setattr(_query, "POLL_SECONDS", poll_seconds)
+
     def script(peer: Peer) -> None:
         request, message = peer.expect(_wire.Query)
         assert isinstance(message, _wire.Query)
         peer.put(result(message.operation, _wire.Outcome.WAITING), request)
-        request, _ = peer.expect(_wire.Poll)
-        peer.put(result(message.operation, _wire.Outcome.WAITING), request)
-        peer.put(Notice(Topic.QUERY, message.operation, 1))
+        if poll_seconds > 1:
+            peer.put(Notice(Topic.QUERY, message.operation, 1))
         request, _ = peer.expect(_wire.Poll)
         peer.put(result(message.operation, _wire.Outcome.READY), request)
 
@@ -337,14 +358,15 @@ def test_a_cancelled_query_never_enters_its_lease(tmp_path: Path) -> None:
         assert cancelled.wait(DEADLINE)
         peer.expect(_wire.Cancel)
         peer.put(result(message.operation, _wire.Outcome.READY, 1, 5), request)
-        peer.put(_wire.Revoke(5))
-        assert peer.expect(_wire.Revoked)[1] == _wire.Revoked(5, True)
+        peer.put(_wire.Done(0), peer.expect(_wire.Detach)[0])
 
     with scripted(tmp_path, script) as client:
         query = client.query(SPACE, bytes(32), instance="i", wait_us=0)
         query.cancel()
         cancelled.set()
+        client.detach("answered behind the result")
         assert query.refresh() is State.CANCELLED
+        assert client._leases.state(5) is None, "a lease that the Manager dropped stays in the table"
 
 
 def test_a_revoke_beats_begin_and_a_hold_beats_a_revoke(tmp_path: Path) -> None:
@@ -437,9 +459,30 @@ def test_an_arena_is_mapped_registered_and_said_to_be_so(tmp_path: Path) -> None
         assert client.wait_arenas(1, DEADLINE) == 1
         view = client.arenas[0].view
         assert view[4096] == 42
+        assert "dc" in flags_of(view.ctypes.data), "a child would inherit the arena"
+        assert not any(os.get_inheritable(each) for each in open_memfds())
         assert seen == [client.arenas[0].address]
         assert 1 not in client.arenas
     assert view[4096] == 42, "memory that is still viewed was unmapped"
+
+
+def flags_of(address: int) -> list[str]:
+    """Return the kernel's flags of the mapping that starts at an address."""
+    lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if line.startswith(f"{address:x}-"):
+            return next(each for each in lines if each.startswith("VmFlags:")).split()[1:]
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+def open_memfds() -> list[int]:
+    """Return this process's descriptors of memory files."""
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "memfd:arena" in str(each.readlink()):
+                found.append(int(each.name))
+    return found
 
 
 def test_a_device_that_refuses_an_arena_is_told_to_the_manager(tmp_path: Path) -> None:

@@ -167,16 +167,20 @@ def test_a_publish_waits_for_its_gate_and_lets_restores_pass() -> None:
         return lambda _: order.append(name)
 
     with HostBackend() as backend:
-        backend.register_arena(arena(0, UNIT * 64))
+        store = arena(0, UNIT * 64)
+        backend.register_arena(store)
         location = locate(0, np.array([0]))
-        publish = backend.publish(CopyPlan(engine.layout, np.array([1]), location), after=gate, on_done=note("publish"))
-        assert backend.restore(CopyPlan(engine.layout, np.array([2]), location), on_done=note("restore")).wait_all(
-            DEADLINE
-        )
+        saved = CopyPlan(engine.layout, np.array([1]), location)
+        publish = backend.publish(saved, after=gate, on_done=note("publish"))
+        for _ in range(20):
+            plan = CopyPlan(engine.layout, np.array([2]), location)
+            assert backend.restore(plan, on_done=note("restore")).wait_all(DEADLINE)
         assert not publish.done
+        engine.fill(7)
         gate.set()
         assert publish.wait_all(DEADLINE)
-    assert order == ["restore", "publish"]
+        assert (store.view[: engine.layout.slice_bytes] == engine.slices(np.array([1]))[0]).all()
+    assert order == ["restore"] * 20 + ["publish"]
 
 
 def test_a_running_publish_steps_aside_for_a_restore_but_not_for_ever() -> None:
@@ -251,6 +255,7 @@ def test_bounds_are_checked_before_a_byte_moves() -> None:
         (CopyPlan(engine.layout, np.array([1]), locate(0, np.array([padded(size) * 2]))), "ends at byte"),
         (CopyPlan(engine.layout, np.array([1]), locate(0, np.array([100]))), "multiple"),
         (CopyPlan(engine.layout, np.array([1]), one, -UNIT), "ends at byte"),
+        (CopyPlan(engine.layout, np.array([1]), one, padded(size) * 2 - size + 1), "ends at byte"),
     ]
     with HostBackend() as backend:
         backend.register_arena(arena(0, padded(size) * 2))
