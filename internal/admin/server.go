@@ -89,7 +89,7 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", s.health)
 	mux.HandleFunc("GET /readyz", s.ready)
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.config.Status()) })
+	mux.HandleFunc("GET /status", s.status)
 	mux.HandleFunc("GET /verify", s.verify)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.config.Metrics, promhttp.HandlerOpts{
 		MaxRequestsInFlight: scrapesMax, ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelWarn),
@@ -124,6 +124,12 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	writeText(w, http.StatusOK, fmt.Sprintf("ready: %d of %d bytes are populated", pool.PopulatedBytes, pool.ConfiguredBytes))
+}
+
+func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
+	status := s.config.Status()
+	status.HTTPAddress = s.Address()
+	writeJSON(w, http.StatusOK, status)
 }
 
 // Verification is the answer of /verify.

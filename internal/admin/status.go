@@ -18,7 +18,7 @@ type Status struct {
 	Incarnation   string       `json:"incarnation"`
 	UptimeSeconds uint64       `json:"uptime_seconds"`
 	Socket        string       `json:"socket"`
-	HTTPAddress   string       `json:"http_address"`
+	HTTPAddress   string       `json:"http_address"` // set by the server
 	Connections   int          `json:"connections"`
 	Pool          Pool         `json:"pool"`
 	Cache         cache.Status `json:"cache"`

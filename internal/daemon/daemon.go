@@ -213,7 +213,7 @@ func (m *Manager) status() admin.Status {
 	stats := m.cache.Stats()
 	s := admin.Status{
 		Version: m.options.Version, PID: os.Getpid(), Incarnation: hex.EncodeToString(m.incarnation[:]), UptimeSeconds: uint64(time.Since(m.started).Seconds()),
-		Socket: m.options.Config.Socket, HTTPAddress: m.http.Address(), Connections: m.sessions.Connections(), Cache: m.cache.Status(),
+		Socket: m.options.Config.Socket, Connections: m.sessions.Connections(), Cache: m.cache.Status(),
 		Pool: admin.Pool{ConfiguredBytes: m.pool.Bytes(), HugePages: m.options.Config.HugePages, Arenas: len(m.pool.Arenas())},
 	}
 	m.progress.mu.Lock()

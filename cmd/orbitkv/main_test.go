@@ -1,0 +1,280 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"orbitkv/internal/admin"
+)
+
+const (
+	// asBinary makes this test binary the program itself.
+	asBinary = "ORBITKV_TEST_AS_BINARY"
+	// patience ends a test that would hang; no test passes or fails by how long something took.
+	patience = 60 * time.Second
+	poolSize = "16mib"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asBinary) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// orbitkv makes a command of the program with a clean environment.
+func orbitkv(args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = []string{asBinary + "=1", "PATH=" + os.Getenv("PATH")}
+	return cmd
+}
+
+// run runs a verb to its end.
+func run(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	cmd := orbitkv(args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// manager is a running `orbitkv serve`.
+type manager struct {
+	*testing.T
+	cmd    *exec.Cmd
+	socket string
+	http   string
+	done   chan struct{}
+	mu     sync.Mutex
+	log    bytes.Buffer
+}
+
+// Write collects the log.
+func (m *manager) Write(p []byte) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.log.Write(p)
+}
+
+func (m *manager) logged() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.log.String()
+}
+
+// serve starts a Manager and returns when memory can be lent.
+func serve(t *testing.T, socket string, args ...string) *manager {
+	t.Helper()
+	m := &manager{T: t, socket: socket, done: make(chan struct{})}
+	m.cmd = orbitkv(append([]string{"serve", "--socket", socket, "--pool-size", poolSize, "--http-addr", "127.0.0.1:0"}, args...)...)
+	m.cmd.Stderr = m
+	if err := m.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		m.cmd.Wait()
+		close(m.done)
+	}()
+	t.Cleanup(func() {
+		m.cmd.Process.Kill()
+		<-m.done
+		if t.Failed() {
+			t.Logf("log of the Manager:\n%s", m.logged())
+		}
+	})
+	address := regexp.MustCompile(`msg="Cache Manager started".* http=(\S+)`)
+	m.until("its address", func() bool {
+		if found := address.FindStringSubmatch(m.logged()); found != nil {
+			m.http = found[1]
+		}
+		return m.http != ""
+	})
+	m.until("readiness", func() bool {
+		answer, err := http.Get("http://" + m.http + "/readyz")
+		if err != nil {
+			return false
+		}
+		answer.Body.Close()
+		return answer.StatusCode == http.StatusOK
+	})
+	return m
+}
+
+func (m *manager) until(what string, done func() bool) {
+	m.Helper()
+	for end := time.Now().Add(patience); !done(); {
+		select {
+		case <-m.done:
+			m.Fatalf("the Manager ended before %s", what)
+		case <-time.After(5 * time.Millisecond):
+		}
+		if time.Now().After(end) {
+			m.Fatalf("%s did not come about", what)
+		}
+	}
+}
+
+// end sends a signal and returns the exit code.
+func (m *manager) end(signal os.Signal) int {
+	m.Helper()
+	if err := m.cmd.Process.Signal(signal); err != nil {
+		m.Fatal(err)
+	}
+	<-m.done
+	return m.cmd.ProcessState.ExitCode()
+}
+
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestSignalsEndItCleanly(t *testing.T) {
+	for _, signal := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		dir := t.TempDir()
+		m := serve(t, filepath.Join(dir, "s"))
+		if got := names(t, dir); len(got) != 2 {
+			t.Errorf("%v beside the socket, want it and the token", got)
+		}
+		if code := m.end(signal); code != 0 {
+			t.Errorf("%v: exit code %d, want 0", signal, code)
+		}
+		if got := names(t, dir); len(got) != 0 {
+			t.Errorf("%v left %v", signal, got)
+		}
+	}
+}
+
+func TestAKilledManagerLeavesNothingThatStopsTheNext(t *testing.T) {
+	shm := names(t, "/dev/shm")
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "s")
+	for range 5 {
+		m := serve(t, socket)
+		out, _, code := run(t, "serve", "--socket", socket, "--pool-size", poolSize, "--http-addr", "off")
+		_, refusal, _ := run(t, "serve", "--socket", socket, "--pool-size", poolSize, "--http-addr", "off")
+		if code != 1 || !strings.Contains(refusal, "listens on "+socket) {
+			t.Errorf("a second Manager: code %d, %s%s", code, out, refusal)
+		}
+		m.end(syscall.SIGKILL)
+	}
+	m := serve(t, socket)
+	if code := m.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if got := names(t, dir); len(got) != 0 {
+		t.Errorf("%v are left", got)
+	}
+	if got := names(t, "/dev/shm"); len(got) > len(shm) {
+		t.Errorf("/dev/shm has %v, had %v", got, shm)
+	}
+}
+
+func TestStatusAndVerify(t *testing.T) {
+	m := serve(t, filepath.Join(t.TempDir(), "s"))
+	out, stderr, code := run(t, "status", "--http-addr", m.http)
+	for _, part := range []string{"health", "ok", m.socket, "16 MiB, all populated", "INSTANCE", "SESSION"} {
+		if code != 0 || !strings.Contains(out, part) {
+			t.Errorf("status: code %d, no %q in\n%s%s", code, part, out, stderr)
+		}
+	}
+	out, stderr, code = run(t, "status", "--json", "--http-addr", m.http)
+	var status admin.Status
+	if err := json.Unmarshal([]byte(out), &status); err != nil || code != 0 {
+		t.Fatalf("status --json: code %d, %v, %s", code, err, stderr)
+	}
+	if status.Health != "ok" || status.PID != m.cmd.Process.Pid || status.Pool.PopulatedBytes != 16<<20 || status.Socket != m.socket || status.HTTPAddress != m.http {
+		t.Errorf("status %+v", status)
+	}
+	if out, stderr, code = run(t, "verify", "--http-addr", m.http); code != 0 || !strings.Contains(out, "every invariant holds") {
+		t.Errorf("verify: code %d, %s%s", code, out, stderr)
+	}
+}
+
+func TestVerbsWithoutAManagerSayWhatToDo(t *testing.T) {
+	for _, verb := range []string{"status", "verify"} {
+		if _, stderr, code := run(t, verb, "--http-addr", "127.0.0.1:1"); code != 1 || !strings.Contains(stderr, "orbitkv serve") {
+			t.Errorf("%s: code %d, %s", verb, code, stderr)
+		}
+		if _, stderr, code := run(t, verb, "--http-addr", "off"); code != 1 || !strings.Contains(stderr, "HTTP is off") {
+			t.Errorf("%s: code %d, %s", verb, code, stderr)
+		}
+	}
+}
+
+func TestWrongFlagsAreRefusedByName(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for part, args := range map[string][]string{
+		"--pool-size":         {"--pool-size", "12x"},
+		"unknown flag":        {"--pool-sise", "1gib"},
+		"raise the limit":     {"--pool-size", "900tib"},
+		"--http-allow-remote": {"--pool-size", poolSize, "--http-addr", "0.0.0.0:0"},
+		"left alone":          {"--pool-size", poolSize, "--socket", file},
+		"admin-token-file":    {"--pool-size", poolSize, "--socket", filepath.Join(dir, "s"), "--http-addr", "127.0.0.1:0", "--admin-token-file", "/proc/no/such"},
+	} {
+		if _, stderr, code := run(t, append([]string{"serve"}, args...)...); code != 1 || !strings.Contains(stderr, part) {
+			t.Errorf("%v: code %d, no %q in %s", args, code, part, stderr)
+		}
+	}
+	if got := names(t, dir); len(got) != 1 {
+		t.Errorf("failed starts left %v", got)
+	}
+}
+
+func TestHugePagesAreNeverASilentFallBack(t *testing.T) {
+	meminfo, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^HugePages_Free:\s+0$`).Match(meminfo) {
+		t.Skip("needs a machine without free huge pages: this one would start")
+	}
+	_, stderr, code := run(t, "serve", "--socket", filepath.Join(t.TempDir(), "s"), "--pool-size", poolSize, "--use-hugepages", "--http-addr", "off")
+	if code != 1 || !strings.Contains(stderr, "sysctl -w vm.nr_hugepages=") {
+		t.Errorf("code %d, %s", code, stderr)
+	}
+}
+
+func TestDoctorAndVersion(t *testing.T) {
+	out, stderr, _ := run(t, "doctor", "--socket", filepath.Join(t.TempDir(), "s"), "--pool-size", poolSize)
+	if !strings.Contains(out, "good") || stderr != "" {
+		t.Errorf("doctor: %s%s", out, stderr)
+	}
+	out, _, _ = run(t, "doctor", "--json", "--pool-size", poolSize)
+	var lines []struct{ Verdict, Name string }
+	if err := json.Unmarshal([]byte(out), &lines); err != nil || len(lines) == 0 || lines[0].Verdict == "" {
+		t.Errorf("doctor --json: %v, %s", err, out)
+	}
+	if out, _, code := run(t, "version"); code != 0 || !strings.Contains(out, "abi 5") {
+		t.Errorf("version: code %d, %s", code, out)
+	}
+}
