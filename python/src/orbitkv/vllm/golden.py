@@ -143,20 +143,20 @@ class GoldenCheck:
         namespace = self.client.open_private(self.layout.slice_bytes)
         try:
             key = hashlib.sha256(seed).digest()
-            offset = namespace.slices[0].offset
+            rank, offset = namespace.slices[0].rank, namespace.slices[0].offset
             reserve = self.client.reserve(namespace, key, instance="", wait_us=int(self.seconds * 1e6))
             if not reserve.answered or list(reserve.grants) != [Grant.GRANTED]:
                 return GoldenResult.NOT_RUN
             if not self._copy(self.backend.publish, source, reserve.locations(0), offset):
-                self.client.abandoned(reserve.reservation, 0, [(0, 1)])
+                self.client.abandoned(reserve.reservation, rank, [(0, 1)])
                 return GoldenResult.NOT_RUN
-            self.client.committed(reserve.reservation, 0, [(0, 1)])
+            self.client.committed(reserve.reservation, rank, [(0, 1)])
             query = self.client.query(namespace, key, instance="", wait_us=int(self.seconds * 1e6))
             if query.state is not State.READY or query.lease is None:
                 return GoldenResult.NOT_RUN
             query.lease.begin(1)
             arrived = self._copy(self.backend.restore, target, query.lease.locations(0), offset)
-            self.client.restored(query.lease.id, 0, arrived, self.layout.slice_bytes if arrived else 0, [(0, 1)])
+            self.client.restored(query.lease.id, rank, arrived, self.layout.slice_bytes if arrived else 0, [(0, 1)])
             if not arrived:
                 return GoldenResult.NOT_RUN
             return self._compare(seed, target)

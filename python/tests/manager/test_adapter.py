@@ -1,0 +1,244 @@
+"""Both sides of the vLLM adapter against a real Manager, with engine tensors in plain memory and one or two ranks.
+
+What vLLM does in a step is done here by hand: plan, restore before the forward, layer hooks, publish, reports.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from harness.fakes import FakeTensors, Pool, keys_of
+from harness.manager import ManagerProcess, eventually
+from orbitkv.errors import ConfigurationError, Refused
+from orbitkv.timeline import Timeline
+from orbitkv.vllm.attachment import RankPlace
+from orbitkv.vllm.link import Link
+from orbitkv.vllm.plans import Progress, StepPlan, StepReport
+from orbitkv.vllm.scheduler import Geometry, SchedulerSide
+from orbitkv.vllm.session import Epoch, SchedulerSession
+from orbitkv.vllm.settings import read_settings
+from orbitkv.vllm.worker import EngineLayers, WorkerSide
+
+PAGE, LAYERS, BLOCKS, BLOCK_BYTES = 16, 4, 64, 4096 + 512
+Make = Callable[..., "Replica"]
+
+
+class Replica:
+    """One engine replica of `world` ranks without an engine."""
+
+    def __init__(self, socket: str, world: int = 1, name: str = "engine-1", fact: str = "same", **keys: object) -> None:
+        extra = {"orbitkv.socket": socket, "orbitkv.query_wait_us": 5_000_000, "orbitkv.timeout_ms": 30_000}
+        settings = read_settings({**extra, **{f"orbitkv.{key}": value for key, value in keys.items()}}, {})
+        timeline = Timeline("test", False)
+        self.pool = Pool(BLOCKS)
+        self.tensors = [FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES) for _ in range(world)]
+        self.workers = []
+        for rank, tensors in enumerate(self.tensors):
+            layers = EngineLayers(tensors.layout, tensors, {f"l{i}": i for i in range(LAYERS)})
+            place = RankPlace(name, rank, world, True, rank)
+            self.workers.append(WorkerSide(settings, place, layers, {"model": fact}, timeline))
+            self.workers[-1].begin()
+        epoch = Epoch()
+        link: Link[SchedulerSession] = Link(
+            "scheduler", lambda previous: SchedulerSession.connect(settings, name, epoch, link.wake, previous)
+        )
+        self.side = SchedulerSide(settings, Geometry(PAGE, world), epoch, link, timeline)
+        self.side.bind_pool(self.pool)
+        proven = {worker.proven for worker in self.workers}
+        self.side.golden.proven = proven.pop() if len(proven) == 1 else b""
+        link.start()
+        self.errors: set[int] = set()
+
+    def usable(self) -> bool:
+        """Step once and return whether the instance would be asked for hits."""
+        self.step([], {})
+        return self.side._usable() is not None
+
+    def step(self, running: Sequence[Progress], blocks: dict[str, list[int]]) -> StepPlan:
+        """Run one step on every rank."""
+        plan = self.side.build_plan(running, blocks, [])
+        total = StepReport()
+        for worker in self.workers:
+            worker.start(plan)
+            for layer in range(LAYERS):
+                worker.wait_layer(f"l{layer}")
+            worker.end_step(plan)
+            self.errors |= worker.load_errors()
+            total = total.merge(worker.report())
+        self.side.take_report(total)
+        return plan
+
+    def serve(self, name: str, tokens: int) -> tuple[int, list[int]]:
+        """Serve a request as an engine would; return its restored pages and the blocks that it had, held no more.
+
+        Blocks that are not restored are filled with bytes that are a function of key, rank and layer.
+        """
+        keys = keys_of(name, tokens // PAGE)
+        request = f"{name}-{id(keys)}"
+        external = None
+        while external is None:
+            external = self.side.matched_tokens(Progress(request, tokens, 0, 0, keys), 0)
+            if external is None:
+                self.step([], {})
+        count = -(-tokens // PAGE)
+        blocks = [block.block_id for block in self.pool.get_new_blocks(count)]
+        for tensors in self.tensors:
+            for block in blocks:
+                for layer in range(LAYERS):
+                    tensors.write(layer, block, np.full(BLOCK_BYTES, 0x5A, np.uint8))
+        self.side.allocated(request, external, blocks)
+        self.step([Progress(request, tokens, external, external, keys)], {request: blocks})
+        restored = external // PAGE
+        if self.errors & set(blocks):
+            restored, self.errors = 0, set()
+        for index in range(restored, tokens // PAGE):
+            for rank in range(len(self.tensors)):
+                self.fill(rank, blocks[index], keys[index])
+        self.side.finished(Progress(request, tokens + 1, tokens, tokens, keys))
+        self.check(blocks[: tokens // PAGE], keys)
+        self.pool.free_blocks([self.pool.blocks[block] for block in blocks])
+        return restored, blocks
+
+    def fill(self, rank: int, block: int, key: bytes) -> None:
+        """Write what the model would compute."""
+        for layer in range(LAYERS):
+            self.tensors[rank].write(layer, block, content(key, rank, layer))
+
+    def check(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Compare every byte of every layer and rank."""
+        for block, key in zip(blocks, keys, strict=True):
+            for rank, tensors in enumerate(self.tensors):
+                for layer in range(LAYERS):
+                    assert np.array_equal(tensors.read(layer, block), content(key, rank, layer)), (key, rank, layer)
+
+    def settle(self) -> None:
+        """Step until nothing is pending, as an engine does that has no request."""
+
+        def quiet() -> bool:
+            self.step([], {})
+            return not self.side.pending
+
+        eventually(quiet, "the engine may idle")
+        assert self.pool.held() == set()
+
+    def close(self) -> None:
+        """End every thread."""
+        self.side.close()
+        for worker in self.workers:
+            worker.close()
+
+
+def content(key: bytes, rank: int, layer: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Return the bytes of one block: a function of what it is."""
+    return np.random.default_rng([rank, layer, *key]).integers(0, 256, BLOCK_BYTES, dtype=np.uint8)
+
+
+@pytest.fixture
+def replica(manager: ManagerProcess) -> Iterator[Make]:
+    """Return a function that makes a usable replica; the fixture ends every one."""
+    made: list[Replica] = []
+
+    def make(world: int = 1, wait: bool = True, **options: object) -> Replica:
+        made.append(Replica(manager.socket, world, **options))  # type: ignore[arg-type]
+        if wait:
+            eventually(made[-1].usable, "the instance is usable")
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_bytes_come_back_exactly(replica: Make, world: int) -> None:
+    engine = replica(world)
+    for name, tokens in (("a", 200), ("b", 16), ("c", 257)):
+        assert engine.serve(name, tokens)[0] == 0
+        engine.settle()
+        assert engine.serve(name, tokens)[0] == (tokens - 1) // PAGE
+        engine.settle()
+
+
+def test_a_second_engine_with_equal_facts_shares_and_another_does_not(replica: Make) -> None:
+    first = replica(name="engine-1")
+    first.serve("a", 200)
+    first.settle()
+    assert replica(name="engine-2").serve("a", 200)[0] == 12
+    assert replica(name="engine-3", fact="other").serve("a", 200)[0] == 0
+
+
+def test_ranks_that_differ_are_refused_with_the_fact(manager: ManagerProcess, replica: Make) -> None:
+    replica(name="engine-1", world=1)
+    with pytest.raises(Refused, match=r"rank 0|model"):
+        Replica(manager.socket, name="engine-1", fact="other")
+
+
+def test_a_restarted_manager_is_joined_again_and_device_blocks_are_published_again(
+    manager: ManagerProcess, replica: Make
+) -> None:
+    engine = replica(2)
+    engine.serve("a", 200)
+    engine.settle()
+    manager.kill()
+    assert engine.serve("a", 200)[0] == 0, "nobody is there: computed"
+    engine.settle()
+    manager.start()
+    eventually(engine.usable, "the new Manager was proven")
+    assert engine.serve("a", 200)[0] == 0, "its memory is new"
+    engine.settle()
+    assert engine.serve("a", 200)[0] == 12
+    engine.settle()
+
+
+def test_begun_copies_of_a_dead_manager_are_used(manager: ManagerProcess, replica: Make) -> None:
+    engine = replica()
+    engine.serve("a", 200)
+    engine.settle()
+    keys = keys_of("a", 12)
+    assert engine.side.matched_tokens(Progress("r", 200, 0, 0, keys), 0) == 192
+    blocks = [block.block_id for block in engine.pool.get_new_blocks(13)]
+    engine.side.allocated("r", 192, blocks)
+    manager.kill()
+    engine.step([Progress("r", 200, 192, 192, keys)], {"r": blocks})
+    assert engine.errors == set()
+    engine.check(blocks[:12], keys)
+    manager.start()
+
+
+def test_a_stopped_manager_costs_a_bounded_wait_and_nothing_else(manager: ManagerProcess, replica: Make) -> None:
+    engine = replica(query_wait_us=1000, timeout_ms=1000)
+    manager.pause()
+    try:
+        assert engine.serve("a", 200)[0] == 0
+        assert engine.side.breaker.opened == 1
+        engine.settle()
+    finally:
+        os.kill(manager.pid, signal.SIGCONT)
+    eventually(lambda: engine.serve("b", 200)[0] == 12, "hits come back by themselves")
+
+
+def test_a_reset_leaves_the_old_pages_out_of_reach(replica: Make) -> None:
+    engine = replica()
+    engine.serve("a", 200)
+    engine.settle()
+    engine.side.reset()
+    eventually(engine.usable, "the new epoch is registered")
+    assert engine.serve("a", 200)[0] == 0
+    engine.settle()
+    assert engine.serve("a", 200)[0] == 12
+
+
+def test_a_golden_mismatch_refuses_to_start(manager: ManagerProcess) -> None:
+    tensors = FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES)
+    tensors.shift = 8
+    layers = EngineLayers(tensors.layout, tensors, {})
+    settings = read_settings({"orbitkv.socket": manager.socket, "orbitkv.timeout_ms": 30_000}, {})
+    worker = WorkerSide(settings, RankPlace("engine-1", 0, 1), layers, {}, Timeline("test", False))
+    with pytest.raises(ConfigurationError, match="golden"):
+        worker.begin()
+    worker.close()
