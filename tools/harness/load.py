@@ -1,9 +1,10 @@
 """A client process for tests: publishes and restores checked pages, or takes hold of everything and waits to be killed.
 
-Usage: python -m harness.load SOCKET INSTANCE SEED {run ROUNDS|hold}
+Usage: python -m harness.load SOCKET INSTANCE SEED {run ROUNDS|hold|rank NUMBER}
 
 `run` prints the pages that it saved and restored and ends with 0 unless a byte was wrong. `hold` leaves a begun
-restore, an unbegun lease and an unfinished publish behind, prints `holding` and does nothing more.
+restore, an unbegun lease and an unfinished publish behind, prints `holding` and does nothing more. `rank` attaches as
+one rank of an instance of two, prints `attached` and does nothing more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from typing import Any
 
 from harness import oracle
-from harness.replica import Replica, Shape
+from harness.replica import COPY_LIMIT_S, Rank, Replica, Shape
 
 SHARED_SEED = 1  # prefixes that every process works on
 PAGES = 96
@@ -46,13 +47,22 @@ def hold(replica: Replica, seed: int) -> None:
     signal.pause()
 
 
-def main(socket: str, instance: str, seed: str, verb: str, rounds: str = "0") -> None:
+def attend(rank: Rank) -> None:
+    """Be a rank that never copies, and wait for the end."""
+    rank.client.wait_arenas(1, COPY_LIMIT_S)
+    print("attached", flush=True)
+    signal.pause()
+
+
+def main(socket: str, instance: str, seed: str, verb: str, number: str = "0") -> None:
     """Run the command line."""
+    if verb == "rank":
+        attend(Rank(socket, instance, int(number), Shape(world=2)))
     with Replica(socket, instance, Shape()) as replica:
         if verb == "hold":
             hold(replica, int(seed))
         else:
-            run(replica, int(seed), int(rounds))
+            run(replica, int(seed), int(number))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class Channel:
         connection.setblocking(False)
         self._socket = connection
         self._descriptor = connection.fileno()
+        self._owner = os.getpid()
         self._on_push = on_push
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
@@ -364,6 +365,8 @@ class Channel:
                     reply.complete = True
                 if reply.gate is not None:
                     reply.gate.set()
+            if os.getpid() != self._owner:
+                return  # A forked child that cleans up must not end its parent's session.
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:

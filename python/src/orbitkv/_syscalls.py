@@ -58,6 +58,7 @@ class _EpollEvent(ctypes.Structure):
     """struct epoll_event, which is packed on x86-64 alone."""
 
     if platform.machine() in ("x86_64", "AMD64"):
+        _layout_ = "ms"  # What _pack_ implies; newer Pythons want it said.
         _pack_ = 1
     _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
 

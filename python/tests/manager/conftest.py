@@ -37,6 +37,14 @@ def manager(start_manager: Start) -> ManagerProcess:
     return start_manager()
 
 
+@pytest.fixture(scope="module")
+def shared_manager(orbitkv_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagerProcess]:
+    """Return a Manager that all tests of one module share; each uses an instance and keys of its own."""
+    manager = ManagerProcess(orbitkv_binary, tmp_path_factory.mktemp("shared")).start()
+    yield manager
+    manager.stop()
+
+
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
     """Return a function that starts a process of harness.load; the fixture ends every one."""

@@ -68,7 +68,6 @@ def test_a_working_set_of_many_pools_never_gives_a_wrong_byte(start_manager: Cal
             hits += replica.restore(oracle.prefix(total, pages))
             hits += replica.restore(oracle.prefix(order.randrange(total + 1), 200))
         assert manager.metric("orbitkv_cache_block_evictions_total") > 0
-    assert hits >= 0
 
 
 def test_recent_pages_survive_pressure(start_manager: Callable[..., Any]) -> None:
@@ -121,14 +120,12 @@ def test_several_threads_share_one_client(manager: ManagerProcess) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129, 1000, 4096, 8192, 32768, 131072])
-def test_every_full_page_of_a_prompt_is_saved(manager: ManagerProcess, tokens: int) -> None:
+def test_every_full_page_of_a_prompt_is_saved(shared_manager: ManagerProcess, tokens: int) -> None:
     pages = tokens // TOKENS_PER_PAGE
-    with Replica(manager.socket, "one", Shape(layers=2, layer_bytes=4096)) as replica:
-        if pages == 0:
-            return
+    with Replica(shared_manager.socket, f"prompt of {tokens}", Shape(layers=2, layer_bytes=4096)) as replica:
         keys = oracle.prefix(tokens, pages)
         assert replica.publish(keys) == pages
-        assert replica.restore(keys, expect=pages) == pages
+        assert (replica.restore(keys, expect=pages) if pages else 0) == pages
 
 
 def test_an_operation_of_65536_keys(start_manager: Callable[..., Any]) -> None:

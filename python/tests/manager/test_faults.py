@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from harness import oracle
 from harness.manager import ManagerProcess, eventually
-from harness.replica import Replica, WrongBytes
+from harness.replica import Rank, Replica, Shape, WrongBytes
 from orbitkv import _wire
 from orbitkv.client import ALL_RANKS, CacheManagerClient, Role, State, Status
 from orbitkv.errors import CallTimeout, ManagerUnavailable, OrbitKVError, Refused
@@ -51,7 +52,8 @@ class Worker(threading.Thread):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_twenty_kills_under_load(manager: ManagerProcess) -> None:
+def test_twenty_kills_under_load(start_manager: Callable[..., Any]) -> None:
+    manager = start_manager("32mib")
     workers = [Worker(manager.socket, n) for n in range(3)]
     for worker in workers:
         worker.start()
@@ -156,6 +158,35 @@ def test_fifty_killed_clients_leave_nothing_behind(manager: ManagerProcess, spaw
     assert manager.resident_bytes() < resident + (16 << 20)
 
 
+def test_one_dead_rank_of_two_frees_its_slices_and_ends_its_reading(
+    manager: ManagerProcess, spawn: Callable[..., Any]
+) -> None:
+    keys, fresh = oracle.prefix(1, 16), oracle.prefix(2, 8)
+    with Replica(manager.socket, "before", Shape(world=2)) as replica:
+        replica.publish(keys)
+        used = manager.metric("orbitkv_pool_used_bytes")
+    other = spawn(manager.socket, "one", 0, "rank", 1)
+    with contextlib.closing(Rank(manager.socket, "one", 0, Shape(world=2))) as rank:
+        assert other.stdout.readline() == "attached\n"
+        rank.client.wait_arenas()
+        with CacheManagerClient(manager.socket, role=Role.SCHEDULER) as scheduler:
+            namespace = scheduler.register("one")
+            lease = scheduler.query(namespace, keys, instance="one", wait_us=None).lease
+            assert lease is not None
+            lease.begin(16)
+            reserve = scheduler.reserve(namespace, fresh, instance="one", wait_us=None)
+            assert reserve.pages == 8
+            rank.client.restored(lease.id, 0, True, 16 * rank.shape.slice_bytes, [(0, 16)])
+            rank.client.committed(reserve.reservation, 0, [(0, 8)])
+            rank.client.ping()
+            assert manager.metric("orbitkv_query_reserved_bytes") > 0, "rank 1 may still read"
+            assert manager.metric("orbitkv_pool_used_bytes") > used, "rank 1 may still write"
+            other.kill()
+            eventually(lambda: manager.metric("orbitkv_query_reserved_bytes") == 0, "a dead reader is harmless")
+            eventually(lambda: manager.metric("orbitkv_pool_used_bytes") == used, "a dead host writer is quiet")
+            assert scheduler.query(namespace, fresh, instance="one", wait_us=None).pages == 0
+
+
 def test_a_closed_socket_of_a_living_process_frees_nothing_and_resume_takes_it_over(manager: ManagerProcess) -> None:
     with Replica(manager.socket, "one") as replica:
         keys, fresh = oracle.prefix(1, 16), oracle.prefix(2, 8)
@@ -202,8 +233,9 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", list(GARBAGE))
-def test_garbage_ends_that_session_alone(manager: ManagerProcess, name: str) -> None:
-    with Replica(manager.socket, "one") as replica:
+def test_garbage_ends_that_session_alone(shared_manager: ManagerProcess, name: str) -> None:
+    manager = shared_manager
+    with Replica(manager.socket, name) as replica:
         keys = oracle.prefix(1, 8)
         replica.publish(keys)
         with socket.socket(socket.AF_UNIX) as raw:
@@ -222,10 +254,10 @@ def test_garbage_ends_that_session_alone(manager: ManagerProcess, name: str) -> 
         assert replica.scheduler.alive
 
 
-def test_another_abi_is_refused_with_both_numbers(manager: ManagerProcess) -> None:
+def test_another_abi_is_refused_with_both_numbers(shared_manager: ManagerProcess) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(120)
-        raw.connect(manager.socket)
+        raw.connect(shared_manager.socket)
         raw.sendall(_wire.encode(_wire.Hello(6, Role.TOOL, "from the future"), 1))
         _, answer = _wire.decode(raw.recv(_wire.FRAME_BYTES_MAX))
     assert isinstance(answer, _wire.Error)
@@ -234,8 +266,9 @@ def test_another_abi_is_refused_with_both_numbers(manager: ManagerProcess) -> No
     assert "6" in answer.text
 
 
-def test_a_client_that_reads_nothing_holds_up_nobody(manager: ManagerProcess) -> None:
-    with Replica(manager.socket, "one") as replica, socket.socket(socket.AF_UNIX) as mute:
+def test_a_client_that_reads_nothing_holds_up_nobody(shared_manager: ManagerProcess) -> None:
+    manager = shared_manager
+    with Replica(manager.socket, "beside the mute") as replica, socket.socket(socket.AF_UNIX) as mute:
         keys = oracle.prefix(1, 8)
         replica.publish(keys)
         mute.connect(manager.socket)
