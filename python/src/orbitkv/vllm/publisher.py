@@ -34,7 +34,9 @@ from orbitkv.vllm.stats import Stats
 RESERVE_PAGES_MAX = 4096  # pages of one reserve; the rest is collected in the next step
 RESERVES_MAX = 16  # unanswered reserves; at the bound nothing is collected
 COPY_PAGES = 32  # pages of one batch of a plan: a batch's blocks are given back together
-HELD_SHARE = 2  # at most one in this many blocks of the pool is held at once
+QUIET_SECONDS = 0.25  # a reserve that is unanswered for so long stops the collecting: the Manager may be stopped
+PRESSED_SECONDS = 0.1  # how long an unanswered reserve keeps its sources from an engine that runs out of blocks
+PRESSED_SHARE = 4  # an engine runs out when less than one in this many of its blocks is free
 
 
 @dataclass
@@ -92,6 +94,7 @@ class Publisher:
     _asked: list[Batch] = field(default_factory=list)
     _planned: dict[int, Planned] = field(default_factory=dict)
     _held: int = 0
+    _silent: bool = False  # the last reserve was given up unanswered: the next one is a probe of COPY_PAGES pages
     _tickets: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -179,7 +182,7 @@ class Publisher:
         assert self.pool is not None
         if key in self._busy or block == 0:
             return True
-        if len(self._keys) >= RESERVE_PAGES_MAX or self._held >= len(self.pool.blocks) // HELD_SHARE:
+        if len(self._keys) >= self._pages_max():
             return False
         self.pool.touch([self.pool.blocks[block]])
         self._held += 1
@@ -187,6 +190,12 @@ class Publisher:
         self._blocks.append(block)
         self._keys.append(key)
         return True
+
+    def _pages_max(self) -> int:
+        """Return how many pages may be collected now. A silent Manager must not tie up the engine's blocks."""
+        if self._asked and (self._silent or self.clock() - self._asked[0].asked >= QUIET_SECONDS):
+            return 0
+        return COPY_PAGES if self._silent else RESERVE_PAGES_MAX
 
     def _give_back(self, blocks: list[int], keys: list[bytes]) -> None:
         if blocks:
@@ -221,19 +230,26 @@ class Publisher:
     def _answered(self, session: SchedulerSession | None) -> list[Batch]:
         """Return the batches whose answer came; give up on those that are overdue or whose session is gone."""
         now = self.clock()
+        patience = PRESSED_SECONDS if self._asked and self._pressed() else self.deadline_seconds
         ready, waiting = [], []
         for batch in self._asked:
             if batch.session is not session:
                 self._give_back(batch.blocks, batch.keys)
                 self.stats.count("save_failure", len(batch.keys))
             elif self._has_answer(batch):
+                self._silent = False
                 ready.append(batch)
-            elif now - batch.asked >= self.deadline_seconds:
+            elif now - batch.asked >= patience:
+                self._silent = True
                 self._give_up(batch)
             else:
                 waiting.append(batch)
         self._asked = waiting
         return ready
+
+    def _pressed(self) -> bool:
+        assert self.pool is not None
+        return self.pool.get_num_free_blocks() * PRESSED_SHARE < len(self.pool.blocks)
 
     def _has_answer(self, batch: Batch) -> bool:
         try:

@@ -249,17 +249,44 @@ def test_two_requests_with_one_prefix_publish_it_once(rig: Rig) -> None:
     assert published(rig) == [7]
 
 
-def test_half_of_the_pool_is_never_held_at_once() -> None:
-    rig = make_rig(blocks=16)
-    blocks = admit_cold(rig, tokens=12 * PAGE, first=2)
-    rig.step("a", 12 * PAGE + 1, 12 * PAGE)
-    assert published(rig) == [8]
-    rig.client.reserves[0].answer([Grant.GRANTED] * 8)
-    rig.step("a", 12 * PAGE + 2, 12 * PAGE + 1)
-    rig.side.take_report(StepReport({rig.plan.publishes[0].ticket: 1}))
-    rig.step("a", 12 * PAGE + 3, 12 * PAGE + 2)
-    assert published(rig) == [8, 4], "the rest follows while the request runs"
-    assert blocks[8:12] == [10, 11, 12, 13]
+def test_every_page_of_a_prompt_as_large_as_the_pool_is_published() -> None:
+    rig = make_rig(blocks=64)
+    admit_cold(rig, tokens=60 * PAGE, first=2)
+    rig.step("a", 60 * PAGE + 1, 60 * PAGE)
+    assert published(rig) == [60]
+
+
+def test_an_engine_without_free_blocks_gets_them_back_soon(rig: Rig) -> None:
+    rig = make_rig(blocks=10)
+    blocks = admit_cold(rig, first=1)
+    rig.side.finished(rig.progress("a", 1001, 1000))
+    rig.pool.free_blocks([rig.pool.blocks[block] for block in blocks])
+    rig.side.build_plan([], {}, [])
+    assert len(rig.pool.held()) == 7
+    rig.clock.now += 0.11
+    rig.side.build_plan([], {}, [])
+    assert rig.pool.held() == set()
+
+
+def test_a_silent_manager_is_asked_for_little_until_it_answers() -> None:
+    rig = make_rig(blocks=400)
+    admit_cold(rig, "a")
+    rig.step("a", 1001, 1000)
+    rig.clock.now += 0.3
+    admit_cold(rig, "b", first=31)
+    rig.step("b", 1001, 1000)
+    assert published(rig) == [7], "one reserve has been unanswered for a quarter of a second"
+    rig.clock.now += 5.0
+    rig.side.build_plan([], {}, [])
+    admit_cold(rig, "c", tokens=100 * PAGE, first=51)
+    rig.step("c", 100 * PAGE + 1, 100 * PAGE)
+    assert published(rig) == [7, COPY_PAGES], "a probe; what was not collected before follows its request"
+    rig.step("c", 100 * PAGE + 2, 100 * PAGE + 1)
+    assert published(rig) == [7, COPY_PAGES]
+    rig.client.reserves[-1].answer([Grant.PRESENT] * COPY_PAGES)
+    rig.step("c", 100 * PAGE + 3, 100 * PAGE + 2)
+    rig.step("c", 100 * PAGE + 4, 100 * PAGE + 3)
+    assert published(rig) == [7, COPY_PAGES, 100 - COPY_PAGES]
 
 
 def test_unanswered_reserves_are_bounded(rig: Rig) -> None:
