@@ -38,7 +38,8 @@ func New(seed uint64, lastReference func(Page)) *Index {
 	return &Index{seeds: newSeeds(seed), lastReference: lastReference}
 }
 
-// Find returns the keyed record of a key: reserved or sealed. ok is false when there is none.
+// Find returns the keyed record of a key: reserved or sealed. ok is false when there is none. It moves no page in any list (I7): whoever
+// demands a page touches it apart.
 func (x *Index) Find(namespace uint32, group uint16, key *Key) (h Handle, state State, ok bool) {
 	number := x.lookup(namespace, group, key)
 	if number == 0 {

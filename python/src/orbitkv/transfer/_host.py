@@ -119,6 +119,7 @@ class HostBackend:
 
     def close(self) -> None:
         """Finish what runs, fail what has not begun, and join the threads."""
+        # I3: a copy that was begun is never aborted.
         with self._lock:
             self._closing = True
             self._lock.notify_all()

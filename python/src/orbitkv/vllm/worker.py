@@ -135,6 +135,7 @@ class WorkerSide:
 
     def end_step(self, plan: StepPlan) -> None:
         """Wait for the end of every restore of the step (I2), then submit its publishes and golden check."""
+        # I11: a request's blocks count as loaded only when every layer of every page arrived.
         for running in self._running:
             arrived = running.restore.wait_all() and running.usable
             self._timeline.record(Stage.GPU_READY, running.plan.request, success=arrived)
