@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "envs"
 MARKER = "orbitkv-environment.json"
-RECIPE = 1  # Raised when the way of building changes, so that older folders are left alone.
+RECIPE = 2  # Raised when the way of building changes, so that older folders are left alone.
 GIB = 1 << 30
 
 
@@ -178,7 +178,9 @@ def build(env: Environment, python: Interpreter, folder: Path, uv: Path | None) 
             run(env, str(target), "-m", "pip", "install", *options, "-r", str(env.requirements))
         else:
             # sync installs exactly the listed packages, so the engine's own unobtainable pin is never looked at.
-            sync = (str(uv), "pip", "sync", "--require-hashes", "--quiet")
+            # Compiled once here: an engine starts several interpreters, and each would compile everything again where
+            # the folder is not writable or bytecode is not written.
+            sync = (str(uv), "pip", "sync", "--require-hashes", "--compile-bytecode", "--quiet")
             run(env, *sync, "--python", str(target), str(env.requirements))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -136,8 +136,9 @@ def test_limit_ends_a_command_that_hangs(tmp_path: Path) -> None:
 
 
 def test_end_of_a_command_takes_its_children_along() -> None:
-    child = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
-    code = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid, flush=True)"
+    child = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'up\\n'); signal.pause()"
+    begin = f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}])"
+    code = f"{begin}; os.write(1, b'%d\\n' % p.pid)"
     parent = [sys.executable, "-c", f"{code}; p.wait()"]
     with subprocess.Popen(parent, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None

@@ -6,25 +6,33 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from harness.engine import Engine, EngineConfig, _sentinel
-from harness.sentinel import session_members
+from harness.sentinel import kill_session, session_members
 
-HANG = "import os, signal; os.fork(); print(os.getpid(), flush=True); signal.pause()"
-
-
-def hanging_session() -> tuple[subprocess.Popen[str], list[int]]:
-    """Return a session of two processes that end only when they are killed."""
-    leader = subprocess.Popen([sys.executable, "-c", HANG], stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert leader.stdout is not None
-    pids = sorted(int(leader.stdout.readline()) for _ in range(2))
-    leader.stdout.close()
-    return leader, pids
+# One write a process: what two of them say may not be mixed.
+HANG = "import os, signal; os.fork(); os.write(1, b'%d\\n' % os.getpid()); signal.pause()"
+Session = tuple["subprocess.Popen[bytes]", list[int]]
 
 
-def test_session_is_ended_when_its_starter_is_gone() -> None:
-    leader, pids = hanging_session()
+@pytest.fixture
+def hanging() -> Iterator[Session]:
+    """Yield a session of two processes that end only when they are killed."""
+    leader = subprocess.Popen([sys.executable, "-c", HANG], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert leader.stdout is not None
+        yield leader, sorted(int(leader.stdout.readline()) for _ in range(2))
+    finally:
+        kill_session(leader.pid)
+        leader.communicate(timeout=60)
+
+
+def test_session_is_ended_when_its_starter_is_gone(hanging: Session) -> None:
+    leader, pids = hanging
     watched = [os.pidfd_open(pid) for pid in pids]
     sentinel = _sentinel(leader.pid)
     assert session_members(leader.pid) == pids
@@ -34,21 +42,19 @@ def test_session_is_ended_when_its_starter_is_gone() -> None:
         assert select.select([descriptor], [], [], 60)[0], "a process of the session was left"
         os.close(descriptor)
     assert sentinel.wait(60) == 0
-    leader.wait(60)
 
 
-def test_session_is_left_alone_after_an_end_in_order() -> None:
-    leader, pids = hanging_session()
+def test_session_is_left_alone_after_an_end_in_order(hanging: Session) -> None:
+    leader, pids = hanging
     sentinel = _sentinel(leader.pid)
     sentinel.communicate(b"e", 60)
     assert sentinel.returncode == 0
     assert session_members(leader.pid) == pids
-    engine = Engine(EngineConfig(), as_bytes(leader), _sentinel(leader.pid), 0, Path(os.devnull))
+
+
+def test_kill_ends_the_session_and_the_sentinel(hanging: Session) -> None:
+    leader, _ = hanging
+    engine = Engine(EngineConfig(), leader, _sentinel(leader.pid), 0, Path(os.devnull))
     engine.kill()
     assert session_members(leader.pid) == []
     assert engine.sentinel.returncode == 0
-
-
-def as_bytes(process: subprocess.Popen[str]) -> subprocess.Popen[bytes]:
-    """Return the same process under the type that an engine has; its pipes are closed."""
-    return process  # type: ignore[return-value]
