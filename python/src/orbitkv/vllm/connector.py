@@ -90,6 +90,8 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Read the layout, attach to the Cache Manager and prove both by a golden round trip."""
         if self._unsupported:
             return
+        if self._worker is not None:
+            self._worker.close()
         layers = engine_layers(kv_caches, self._kv_cache_config.num_blocks)
         facts = engine.namespace_facts(self._vllm_config, self._kv_cache_config, layers)
         self._worker = WorkerSide(self._settings, self._place, layers, facts, self._timeline)
@@ -190,8 +192,12 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Return the step's plan."""
         if self._scheduler is None:
             return OrbitKVMetadata(StepPlan())
-        requests = self._requests
-        running = [progress_of(requests[name]) for name in scheduler_output.num_scheduled_tokens if name in requests]
+        requests, due = self._requests, self._scheduler.publisher.due
+        running = [
+            progress_of(requests[name])
+            for name in scheduler_output.num_scheduled_tokens
+            if name in due and requests[name].num_computed_tokens >= due[name]
+        ]
         blocks = {name: ids[0] for name, ids in block_lists(scheduler_output) if name in requests}
         return OrbitKVMetadata(self._scheduler.build_plan(running, blocks, scheduler_output.preempted_req_ids or ()))
 

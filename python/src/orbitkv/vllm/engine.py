@@ -43,6 +43,12 @@ def check_configuration(config: Any) -> None:
             f"kv_load_failure_policy is {policy!r}, so a failed restore would fail its request: "
             'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
         )
+    role = config.kv_transfer_config.kv_role
+    if role != "kv_both":
+        raise ConfigurationError(
+            f"kv_role is {role!r}, and OrbitKV both stores and restores: "
+            'set "kv_role": "kv_both" in --kv-transfer-config'
+        )
     algorithm = config.cache_config.prefix_caching_hash_algo
     if str(algorithm).startswith("xxhash"):
         raise ConfigurationError(
@@ -126,7 +132,9 @@ def namespace_facts(config: Any, caches: Any, layers: EngineLayers) -> dict[str,
         if parallel.pipeline_parallel_size == 1
         else "split",
         "tensor_parallel": str(parallel.tensor_parallel_size),
-        "pipeline_parallel": str(parallel.pipeline_parallel_size),
+        "pipeline_parallel": "/".join(
+            (str(parallel.pipeline_parallel_size), os.environ.get("VLLM_PP_LAYER_PARTITION", ""))
+        ),
         "hash": hash_schema(str(cache.prefix_caching_hash_algo)),
         "scope": cache_scope(),
     }

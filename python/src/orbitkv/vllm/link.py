@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from orbitkv.client import Status
 from orbitkv.errors import ConfigurationError, ManagerUnavailable, OrbitKVError, Refused
 from orbitkv.vllm.logs import LOGGER
 
 RETRY_SECONDS = 1.0  # between two attempts to connect
 TICK_SECONDS = 0.1  # between two looks at a session that is not complete yet
 WATCH_SECONDS = 0.25  # between two looks at a complete session
+
+# Refusals that no waiting mends: they stop an engine that starts.
+FATAL = frozenset({Status.WRONG_ABI, Status.WRONG_USER, Status.NO_LIVENESS, Status.CONFLICT})
 
 log = logging.getLogger(LOGGER)
 
@@ -76,15 +80,15 @@ class Link(Generic[S]):
         return session if session is not None and session.incarnation == incarnation else None
 
     def start(self) -> None:
-        """Try once, then leave the rest to the thread. Refused and ConfigurationError stop the engine's start."""
+        """Try once, then leave the rest to the thread. ConfigurationError and FATAL refusals stop an engine's start."""
         try:
             self.open_once()
         except ManagerUnavailable as fault:
             self._tell_absence(fault)
-        except (Refused, ConfigurationError):
-            self._close()
-            raise
         except OrbitKVError as fault:
+            if isinstance(fault, ConfigurationError) or (isinstance(fault, Refused) and fault.status in FATAL):
+                self._close()
+                raise
             log.warning("%s: %s", self._name, fault)
         self._thread = threading.Thread(target=self._run, name=f"orbitkv-{self._name}", daemon=True)
         self._thread.start()

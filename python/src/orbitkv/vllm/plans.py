@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,7 @@ Ordinals = npt.NDArray[np.uint32]
 Counts = npt.NDArray[np.uint16]
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """What the engine says about one request: `hashes` are the keys of its full pages.
 
     `computed` counts the tokens of steps that are still in flight, `confirmed` does not.

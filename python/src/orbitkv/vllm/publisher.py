@@ -87,6 +87,7 @@ class Publisher:
     volatile_pages: int = 0  # trailing full pages of a request that are not final yet
     clock: Callable[[], float] = time.monotonic
     pool: BlockPool | None = None
+    due: dict[str, int] = field(default_factory=dict)  # request to the computed tokens below which it has nothing new
     _tracked: dict[str, Tracked] = field(default_factory=dict)
     _blocks: list[int] = field(default_factory=list)
     _keys: list[bytes] = field(default_factory=list)
@@ -110,6 +111,7 @@ class Publisher:
     def admit(self, request: str, *, epoch: int, restored: range, blocks: Sequence[int]) -> None:
         """Begin to follow a request that was given blocks; also after a preemption."""
         self._tracked[request] = Tracked(epoch, restored, blocks)
+        self.due[request] = 0
 
     def update_blocks(self, request: str, blocks: Sequence[int]) -> None:
         """Take the engine's complete list of the request's blocks."""
@@ -119,14 +121,24 @@ class Publisher:
     def forget(self, request: str) -> None:
         """Stop following a preempted request: its blocks are the engine's again, held ones stay held."""
         self._tracked.pop(request, None)
+        self.due.pop(request, None)
 
     def collect(self, progress: Progress, epoch: int) -> None:
-        """Take the confirmed full pages that were not taken before."""
+        """Take the confirmed full pages that were not taken before, and say when there may be more."""
         tracked = self._tracked.get(progress.request)
-        if tracked is None or tracked.epoch != epoch:
+        if tracked is None:
+            return
+        if tracked.epoch != epoch:
+            self.forget(progress.request)
             return
         if tracked.admitted is None:
             tracked.admitted = progress.computed
+        self._take_pages(progress, tracked)
+        self.due[progress.request] = max(
+            tracked.admitted + 1, (tracked.next + 1 + self.volatile_pages) * self.page_tokens
+        )
+
+    def _take_pages(self, progress: Progress, tracked: Tracked) -> None:
         full = min(self._final_pages(progress, tracked), len(tracked.blocks))
         while tracked.next < full:
             index = tracked.next

@@ -111,7 +111,11 @@ class SchedulerSide:
     def build_plan(
         self, running: Sequence[Progress], blocks: Mapping[str, Sequence[int]], preempted: Sequence[str]
     ) -> StepPlan:
-        """Return the step's work. `running` are the requests that compute in it, `blocks` complete block lists."""
+        """Return the step's work.
+
+        `running` are the requests that compute in it and have reached what `publisher.due` says; `blocks` are complete
+        block lists of those that were given blocks.
+        """
         admitted = blocks.keys()
         for request in preempted:
             # A request that is preempted and resumed in one pass was admitted anew: its new blocks are followed.

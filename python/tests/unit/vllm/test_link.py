@@ -51,21 +51,38 @@ def test_a_refusal_stops_the_start(status: Status) -> None:
         Link("test", refuse).start()
 
 
-def test_an_absent_manager_is_one_warning_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    present, tries, there = threading.Event(), [], FakeSession(steps=3)
+def test_a_full_table_is_tried_again() -> None:
+    session, tries = FakeSession(), []
 
     def connect(_: FakeSession | None) -> FakeSession:
         tries.append(1)
+        if len(tries) == 1:
+            raise Refused(Status.BUSY, "1024 sessions exist")
+        return session
+
+    link = Link("test", connect)
+    link.start()
+    assert session.complete.wait(WAIT_SECONDS)
+    link.stop()
+
+
+def test_an_absent_manager_is_one_warning_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    present, thrice, tries, there = threading.Event(), threading.Event(), [], FakeSession(steps=3)
+
+    def connect(_: FakeSession | None) -> FakeSession:
+        tries.append(1)
+        if len(tries) >= 3:
+            thrice.set()
         if not present.is_set():
-            if len(tries) > 3:
-                present.set()
             raise ManagerUnavailable([("/no/socket", "no such file")])
         return there
 
     link = Link("test", connect)
     with caplog.at_level(logging.WARNING, "vllm.orbitkv"):
         link.start()
+        assert thrice.wait(WAIT_SECONDS)
         assert link.session is None
+        present.set()
         assert there.complete.wait(WAIT_SECONDS)
     link.stop()
     assert there.closed
