@@ -73,7 +73,7 @@ class LeaseTable:
         """
         with self._lock:
             entry = self._entries.get(lease)
-            if entry is None:
+            if entry is None:  # I5: a result is a promise only while its lease is held.
                 raise LeaseLost(
                     f"lease {lease:#x} cannot be begun: it was revoked, released or has ended. "
                     "Recompute its pages or ask again."

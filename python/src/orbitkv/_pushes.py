@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from orbitkv import _wire
 from orbitkv._arenas import Arena, ArenaTable, map_arena
-from orbitkv.errors import ArenaError, ChannelClosed, ProtocolError
+from orbitkv.errors import ArenaError, ChannelClosed, OrbitKVError, ProtocolError
 
 NOTICES_MAX = 1024
 ARENAS_MAX = 65536
@@ -93,18 +93,22 @@ class Pushes:
                 self._on_notice(notice)
 
     def _map(self, message: _wire.Arena, descriptor: int) -> None:
-        fault = ""
+        fault = f"arena {message.arena} could not be registered"  # Should the owner raise what is not caught here.
         try:
             arena, mapping = map_arena(message.arena, message.node, message.bytes, descriptor)
             if self._on_arena is not None:
                 self._on_arena(arena)
             self._table.add(arena, mapping)
+            fault = ""
         except ArenaError as error:
             fault = str(error)
-        except Exception as error:  # noqa: BLE001 - foreign code registers the memory: whatever it raises, it is unusable
+        except (OrbitKVError, OSError, RuntimeError, ValueError, MemoryError) as error:
             fault = f"arena {message.arena} could not be registered: {type(error).__name__}: {error}"
         finally:
             os.close(descriptor)
+            self._tell(message, fault)
+
+    def _tell(self, message: _wire.Arena, fault: str) -> None:
         if fault:
             log.error("%s; pages in it are not used by this process", fault)
         text = fault.encode()[: _wire.TEXT_BYTES_MAX].decode(errors="ignore")

@@ -72,7 +72,8 @@ class CacheManagerClient:
     """One session with the Cache Manager. Connects at once; a context manager that closes at its end.
 
     `socket` is a path, else see `orbitkv._connect`. `timeout_ms` bounds every call that has no bound of its own.
-    `on_arena(arena)` runs before the arena is said to be mapped: an exception means that it is unusable here.
+    `on_arena(arena)` runs before the arena is said to be mapped: any OrbitKVError, OSError, RuntimeError, ValueError or
+    MemoryError of it means that the arena is unusable here.
     `on_notice(notice)` is called for pushes about reservations and instances.
 
     ManagerUnavailable when nobody answers, Refused when the Manager refuses the session (ABI, user, limits).

@@ -1,0 +1,328 @@
+"""The client against a scripted peer: late answers, leases, reserves, arenas, notices and the start."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.peer import DEADLINE, Peer, scripted
+from orbitkv import _connect, _query, _wire
+from orbitkv.client import ALL_RANKS, CacheManagerClient, Namespace, Notice, Role, State, Status, Topic, ranges_of
+from orbitkv.errors import LeaseLost, ManagerUnavailable, ProtocolError, Refused
+
+SPACE = Namespace(3, 0, 8192, (8192,), ())
+SEALS = 0x0002 | 0x0004 | 0x0001
+
+
+def result(operation: int, outcome: _wire.Outcome, pages: int = 0, lease: int = 0) -> _wire.Result:
+    runs = [(0, pages, 4096)] if lease else []
+    return _wire.Result(operation, 1, outcome, False, 0, 1, pages, 0, lease, runs)
+
+
+def test_a_late_answer_of_a_query_is_taken_at_the_next_refresh(tmp_path: Path) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        asked.set()
+        assert answer.wait(DEADLINE)
+        peer.put(result(message.operation, _wire.Outcome.READY, 2, 77), request)
+        assert peer.expect(_wire.Begin)[1] == _wire.Begin(77, ALL_RANKS, 1)
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(64), instance="i", wait_us=0)
+        assert asked.wait(DEADLINE)
+        assert query.refresh() is State.UNANSWERED
+        answer.set()
+        assert query.wait(DEADLINE) is State.READY
+        assert query.lease is not None
+        assert query.lease.locations().tolist() == [4096, 4096 + 8192]
+        query.lease.begin(1)
+        assert client.leases_in_use == [77]
+
+
+@pytest.mark.parametrize("poll_seconds", [0.05, 3600.0], ids=["lost notice", "notice"])
+def test_a_waiting_query_is_polled_after_a_notice_and_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poll_seconds: float
+) -> None:
+    monkeypatch.setattr(_query, "POLL_SECONDS", poll_seconds)
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        peer.put(result(message.operation, _wire.Outcome.WAITING), request)
+        if poll_seconds > 1:
+            peer.put(Notice(Topic.QUERY, message.operation, 1))
+        request, _ = peer.expect(_wire.Poll)
+        peer.put(result(message.operation, _wire.Outcome.READY), request)
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(32), instance="i", wait_us=None)
+        assert query.state is State.WAITING
+        assert query.wait(DEADLINE) is State.READY
+        assert query.lease is None
+
+
+def test_a_cancelled_query_never_enters_its_lease(tmp_path: Path) -> None:
+    cancelled = threading.Event()
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        assert cancelled.wait(DEADLINE)
+        peer.expect(_wire.Cancel)
+        peer.put(result(message.operation, _wire.Outcome.READY, 1, 5), request)
+        peer.put(_wire.Done(0), peer.expect(_wire.Detach)[0])
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(32), instance="i", wait_us=0)
+        query.cancel()
+        cancelled.set()
+        client.detach("answered behind the result")
+        assert query.refresh() is State.CANCELLED
+        assert client._leases.state(5) is None, "a lease that the Manager dropped stays in the table"
+
+
+def test_a_revoke_beats_begin_and_a_hold_beats_a_revoke(tmp_path: Path) -> None:
+    held, free, kept, lost = (threading.Event() for _ in range(4))
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        peer.put(result(message.operation, _wire.Outcome.READY, 1, 6), request)
+        assert held.wait(DEADLINE)
+        peer.put(_wire.Revoke(6))
+        assert peer.expect(_wire.Revoked)[1] == _wire.Revoked(6, False)
+        kept.set()
+        assert free.wait(DEADLINE)
+        peer.put(_wire.Revoke(6))
+        assert peer.expect(_wire.Revoked)[1] == _wire.Revoked(6, True)
+        lost.set()
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(32), instance="i", wait_us=None)
+        assert query.lease is not None
+        assert query.lease.hold()
+        held.set()
+        assert kept.wait(DEADLINE)
+        query.lease.unhold()
+        free.set()
+        assert lost.wait(DEADLINE)
+        with pytest.raises(LeaseLost):
+            query.lease.begin(1)
+
+
+def test_grants_of_a_dropped_reserve_are_abandoned(tmp_path: Path) -> None:
+    dropped = threading.Event()
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Reserve)
+        assert isinstance(message, _wire.Reserve)
+        assert dropped.wait(DEADLINE)
+        peer.put(_wire.Reserved(message.operation, 1, 0, 1, 2, 9, [(1, 2)], [(0, 2, 0)]), request)
+        assert peer.expect(_wire.Abandoned)[1] == _wire.Abandoned(9, ALL_RANKS, ((0, 2),))
+
+    with scripted(tmp_path, script) as client:
+        reserve = client.reserve(SPACE, bytes(64), instance="i", wait_us=0)
+        assert not reserve.answered
+        reserve.drop()
+        dropped.set()
+
+
+def test_a_reserve_in_parts_is_joined(tmp_path: Path) -> None:
+    def script(peer: Peer) -> None:
+        parts = [peer.expect(_wire.Reserve) for _ in range(2)]
+        assert parts[0][0] == 0, "only the last part is answered"
+        operation, request = parts[0][1].operation, parts[1][0]  # type: ignore[union-attr]
+        assert [len(m.keys) for _, m in parts] == [1984 * 32, 16 * 32]  # type: ignore[union-attr]
+        peer.put(_wire.Reserved(operation, 1, 0, 2, 1999, 9, [(1, 1000), (2, 1)], [(0, 1000, 0)]), request)
+        peer.put(_wire.Reserved(operation, 1, 1, 2, 1999, 9, [(1, 999)], [(0, 999, 1 << 48)]), request)
+
+    with scripted(tmp_path, script) as client:
+        reserve = client.reserve(SPACE, bytes(2000 * 32), instance="i", wait_us=None)
+        assert (reserve.pages, reserve.reservation, len(reserve.grants)) == (1999, 9, 2000)
+        assert 1000 not in reserve.granted()
+        locations = reserve.locations()
+        assert locations[999] == 999 * 8192
+        assert locations[1000] == 1 << 48
+        assert len(locations) == 1999
+
+
+def test_an_arena_is_mapped_registered_and_said_to_be_so(tmp_path: Path) -> None:
+    def script(peer: Peer) -> None:
+        for number in (0, 1):
+            descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, 65536)
+            if number == 0:
+                fcntl.fcntl(descriptor, 1033, SEALS)
+            with mmap.mmap(descriptor, 65536) as mapping:
+                mapping[4096] = 42
+            socket.send_fds(peer.socket, [_wire.encode(_wire.Arena(number, -1, 65536))], [descriptor])
+            os.close(descriptor)
+            mapped = peer.expect(_wire.Mapped)[1]
+            assert isinstance(mapped, _wire.Mapped)
+            assert (mapped.arena, mapped.ok) == (number, number == 0)
+            assert mapped.ok or "seals" in mapped.text
+        both.set()
+        peer.put(_wire.Pong(0), peer.expect(_wire.Ping)[0])
+
+    both = threading.Event()
+    seen: list[int] = []
+    with scripted(tmp_path, script, on_arena=lambda arena: seen.append(arena.address)) as client:
+        assert both.wait(DEADLINE)
+        assert client.wait_arenas(1, DEADLINE) == 1
+        view = client.arenas[0].view
+        assert view[4096] == 42
+        assert "dc" in flags_of(view.ctypes.data), "a child would inherit the arena"
+        assert not any(os.get_inheritable(each) for each in open_memfds())
+        assert seen == [client.arenas[0].address]
+        assert 1 not in client.arenas
+    assert view[4096] == 42, "memory that is still viewed was unmapped"
+
+
+def flags_of(address: int) -> list[str]:
+    """Return the kernel's flags of the mapping that starts at an address."""
+    lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if line.startswith(f"{address:x}-"):
+            return next(each for each in lines if each.startswith("VmFlags:")).split()[1:]
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+def open_memfds() -> list[int]:
+    """Return this process's descriptors of memory files."""
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "memfd:arena" in str(each.readlink()):
+                found.append(int(each.name))
+    return found
+
+
+def test_a_device_that_refuses_an_arena_is_told_to_the_manager(tmp_path: Path) -> None:
+    def script(peer: Peer) -> None:
+        descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, 4096)
+        fcntl.fcntl(descriptor, 1033, SEALS)
+        socket.send_fds(peer.socket, [_wire.encode(_wire.Arena(3, -1, 4096))], [descriptor])
+        os.close(descriptor)
+        mapped = peer.expect(_wire.Mapped)[1]
+        assert isinstance(mapped, _wire.Mapped)
+        assert not mapped.ok
+        assert "memlock" in mapped.text
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("memlock limit of 64 KiB")
+
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the count alone
+    with scripted(tmp_path, script, on_arena=refuse) as client:
+        assert client.wait_arenas(1, 0.0) == 0
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - the count alone
+
+
+def test_a_ping_is_answered_without_a_caller(tmp_path: Path) -> None:
+    answered = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.put(_wire.Ping(123))
+        assert peer.expect(_wire.Pong)[1] == _wire.Pong(123)
+        answered.set()
+
+    with scripted(tmp_path, script):
+        assert answered.wait(DEADLINE)
+
+
+def test_a_sealed_notice_reaches_the_owner(tmp_path: Path) -> None:
+    got = threading.Event()
+    with scripted(tmp_path, lambda peer: peer.put(Notice(Topic.SEALED, 4, 0)), on_notice=lambda _: got.set()) as client:
+        assert got.wait(DEADLINE)
+        assert client.token == b"t" * 16
+
+
+def test_a_refused_hello_names_both_abis(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+
+    def refuse() -> None:
+        connection = listener.accept()[0]
+        peer = Peer(connection)
+        peer.take()
+        peer.put(_wire.Error(Status.WRONG_ABI, "the client speaks ABI 5, this Manager ABI 6"))
+        connection.close()
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    with listener, pytest.raises(Refused, match="ABI 5, this Manager ABI 6") as caught:
+        CacheManagerClient(str(tmp_path / "s"), role=Role.SCHEDULER)
+    assert caught.value.status == Status.WRONG_ABI
+    thread.join(DEADLINE)
+
+
+def test_an_absent_manager_names_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORBITKV_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert _connect.socket_paths(None)[-1] == "/run/orbitkv/orbitkv.sock"
+    monkeypatch.setattr(_connect, "SYSTEM_PATH", str(tmp_path / "system.sock"))
+    with pytest.raises(ManagerUnavailable) as caught:
+        CacheManagerClient()
+    assert [path for path, _ in caught.value.tried] == [
+        str(tmp_path / "orbitkv" / "orbitkv.sock"),
+        str(tmp_path / "system.sock"),
+    ]
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / "dead"))
+    dead.close()
+    with pytest.raises(ManagerUnavailable, match="its Manager is gone"):
+        CacheManagerClient(str(tmp_path / "dead"))
+
+
+def test_a_stopped_manager_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(0)
+        with pytest.raises(ManagerUnavailable, match="did not answer"):
+            CacheManagerClient(str(tmp_path / "s"), timeout_ms=10)
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                filler = stack.enter_context(socket.socket(socket.AF_UNIX))
+                filler.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    filler.connect(str(tmp_path / "s"))
+            with pytest.raises(ManagerUnavailable, match="accepts no connections"):
+                CacheManagerClient(str(tmp_path / "s"), timeout_ms=10)
+
+
+def test_bad_keys_are_refused_before_they_are_sent(tmp_path: Path) -> None:
+    with scripted(tmp_path, lambda _: None) as client:
+        for keys in (b"", bytes(31), bytes(32 * 65537)):
+            with pytest.raises(ProtocolError, match="1 to 65536 keys"):
+                client.query(SPACE, keys, instance="i")
+
+
+def test_long_reports_are_cut_into_frames_and_bytes_add_up(tmp_path: Path) -> None:
+    ranges = [(2 * i, 1) for i in range(_wire.FRAME_RANGES_MAX + 10)]
+
+    def script(peer: Peer) -> None:
+        reports = [peer.expect(_wire.Restored)[1] for _ in range(2)]
+        parts = [report for report in reports if isinstance(report, _wire.Restored)]
+        assert [len(part.ranges) for part in parts] == [_wire.FRAME_RANGES_MAX, 10]
+        assert sum(part.bytes for part in parts) == 1000 * len(ranges) + 1
+
+    with scripted(tmp_path, script) as client:
+        client.restored(1, 0, True, 1000 * len(ranges) + 1, ranges)
+
+
+def test_ordinals_become_ranges() -> None:
+    assert ranges_of(np.array([], np.int64)) == []
+    assert ranges_of(np.array([3])) == [(3, 1)]
+    assert ranges_of(np.array([0, 1, 2, 5, 7, 8])) == [(0, 3), (5, 1), (7, 2)]
