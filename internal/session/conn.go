@@ -62,9 +62,15 @@ func (c *conn) run() {
 		defer close(writer)
 		c.write()
 	}()
-	c.end(c.read())
+	why := c.read()
+	c.end(why)
 	c.in.close()
-	c.server.cache.CloseSession(c.session) // a disconnect: nothing that may be in use is freed (I2)
+	// A disconnect: nothing that may be in use is freed (I2).
+	if readToTheEnd(why) {
+		c.server.cache.CloseSession(c.session)
+	} else {
+		c.server.cache.BreakSession(c.session)
+	}
 	close(c.done)
 	c.server.leave(c)
 	<-writer
@@ -135,6 +141,12 @@ func (c *conn) read() error {
 			return err
 		}
 	}
+}
+
+// readToTheEnd says whether every frame that the client had sent was handled before the connection ended. A client that closes with
+// unread notices in its queue ends it by a reset, which the kernel reports after the last byte.
+func readToTheEnd(why error) bool {
+	return errors.Is(why, io.EOF) || errors.Is(why, io.ErrUnexpectedEOF) || errors.Is(why, unix.ECONNRESET)
 }
 
 // end closes the connection; a fault of the client is told to it and counted first.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"orbitkv/internal/cache"
 	"orbitkv/internal/wire"
 )
 
@@ -27,8 +28,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child connects, becomes the only rank and the scheduler of instance child, reserves four pages, commits the first two, says what it got and
-// waits for its end.
+// child connects, becomes the only rank and the scheduler of instance child, reserves four pages, commits the first two, says what it got,
+// commits the others one by one when it is asked to, and waits for its end.
 func child(socket string) {
 	worker, err := net.Dial("unix", socket)
 	must(err)
@@ -50,6 +51,12 @@ func child(socket string) {
 	ask(scheduler, &wire.Reserve{Operation: 1, Revision: 1, Parts: 1, Namespace: ns.Namespace, Instance: "child", Keys: keysOf(0, 4)}, &got)
 	tell(worker, &wire.Committed{Reservation: got.Reservation, Ranges: []wire.Range{{Count: 2}}})
 	fmt.Println(got.Pages)
+	_, err = os.Stdin.Read(make([]byte, 1)) // the last words, when they are asked for
+	must(err)
+	for page := range uint32(2) {
+		tell(worker, &wire.Committed{Reservation: got.Reservation, Ranges: []wire.Range{{First: 2 + page, Count: 1}}})
+	}
+	fmt.Println("sent")
 	_, err = io.Copy(io.Discard, os.Stdin)
 	must(err)
 }
@@ -100,8 +107,15 @@ func must(err error) {
 	}
 }
 
+// childProcess is a child with its pipes.
+type childProcess struct {
+	*exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
 // spawn starts a child and waits until it holds its reservation.
-func (r *rig) spawn(environment ...string) *exec.Cmd {
+func (r *rig) spawn(environment ...string) childProcess {
 	r.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(append(os.Environ(), childSocket+"="+r.socket), environment...)
@@ -118,14 +132,24 @@ func (r *rig) spawn(environment ...string) *exec.Cmd {
 		r.Fatal(err)
 	}
 	r.Cleanup(func() { stdin.Close() })
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil || strings.TrimSpace(line) != "4" {
-		r.Fatalf("the child got %q pages, %v", line, err)
+	c := childProcess{cmd, stdin, bufio.NewReader(stdout)}
+	if line := r.line(c); line != "4" {
+		r.Fatalf("the child got %q pages", line)
 	}
-	return cmd
+	return c
 }
 
-func (r *rig) kill(cmd *exec.Cmd) {
+// line reads what a child says next.
+func (r *rig) line(c childProcess) string {
+	r.Helper()
+	line, err := c.out.ReadString('\n')
+	if err != nil {
+		r.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
+
+func (r *rig) kill(cmd childProcess) {
 	r.Helper()
 	if err := cmd.Process.Kill(); err != nil {
 		r.Fatal(err)
@@ -165,6 +189,44 @@ func TestAProcessEndsByItsPIDFDAndAfterItsFramesWereHandled(t *testing.T) {
 	}
 	r.until("the connections' end", func() bool { return r.server.Connections() == 2 && openDescriptors(t) <= descriptors })
 	witness.worker.alive()
+}
+
+// gate holds the cache's mutex from one notice until it is opened.
+type gate struct{ entered, open chan struct{} }
+
+// Push implements cache.Sink.
+func (g gate) Push(cache.Notice) bool {
+	close(g.entered)
+	<-g.open
+	return true
+}
+
+func TestTheLastWordsOfAProcessCount(t *testing.T) {
+	r := newRig(t, mib)
+	r.lend()
+	c := r.spawn()
+	g := gate{make(chan struct{}), make(chan struct{})}
+	id, _, err := r.cache.OpenSession(r.cache.OpenProcess(cache.Process{PID: 1}), wire.RoleTool, "gate", g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.clock.Add(int64(cache.DefaultPingEvery))
+	go r.cache.Tick()
+	<-g.entered
+	if _, err := c.in.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if line := r.line(c); line != "sent" {
+		t.Fatalf("the child says %q", line)
+	}
+	r.kill(c)
+	r.until("the pidfd", func() bool { return r.server.processCount() == 0 })
+	close(g.open)
+	r.until("the exit", func() bool { return r.cache.Stats().Processes == 1 })
+	if n := r.cache.Stats().PageInsertionsTotal; n != 4 {
+		t.Errorf("%d of 4 pages that the process committed before its end are visible", n)
+	}
+	r.cache.CloseSession(id)
 }
 
 func TestADeadSharedWriterIsQuarantined(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +36,7 @@ type rig struct {
 	arena  *arena.Arena
 	socket string
 	log    *lockedBuffer
+	clock  atomic.Int64 // what is added to the time that the cache sees
 }
 
 type lockedBuffer struct {
@@ -61,7 +63,9 @@ func newRig(t *testing.T, poolBytes uint64) *rig {
 		t.Fatal(err)
 	}
 	r := &rig{T: t, arena: pool.Arenas()[0], socket: filepath.Join(t.TempDir(), "s"), log: &lockedBuffer{}}
-	r.cache = cache.New(cache.Config{PoolBytes: poolBytes, Seed: 1})
+	r.cache = cache.New(cache.Config{
+		PoolBytes: poolBytes, Seed: 1, Now: func() time.Time { return time.Now().Add(time.Duration(r.clock.Load())) },
+	})
 	r.server, err = Listen(Config{
 		Socket: r.socket, Cache: r.cache, Incarnation: wire.ID16{1}, PoolBytes: poolBytes, SessionOperations: 128,
 		Metrics: metrics.New(r.cache.Stats, "test").Channel, Log: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),

@@ -188,7 +188,7 @@ func TestPartsThatDoNotFitTogether(t *testing.T) {
 		"too many parts":    func(p *peerEnd) { m := base; m.Parts = wire.PartsMax + 1; p.send(&m, 0) },
 		"index beyond":      func(p *peerEnd) { m := base; m.Part = 3; p.send(&m, 0) },
 		"begins with 1":     func(p *peerEnd) { m := base; m.Part = 1; p.send(&m, 0) },
-		"out of order":      func(p *peerEnd) { m := base; p.send(&m, 0); m.Part = 2; p.send(&m, 1) },
+		"out of order":      func(p *peerEnd) { m := base; p.send(&m, 0); m.Part = 2; p.send(&m, 0) },
 		"id on a first one": func(p *peerEnd) { m := base; p.send(&m, 1) },
 		"no id on the last": func(p *peerEnd) { m := base; m.Parts = 1; p.send(&m, 0) },
 		"another namespace": func(p *peerEnd) { m := base; p.send(&m, 0); m.Part, m.Namespace = 1, 9; p.send(&m, 0) },

@@ -223,6 +223,33 @@ func TestCountsAreCheckedBeforeAnythingIsAllocated(t *testing.T) {
 	}
 }
 
+func TestRecordsOverTheirBoundAreRefusedThoughTheyAreThere(t *testing.T) {
+	ids := binary.LittleEndian.AppendUint32(make([]byte, 16), FrameIDsMax+1)
+	ids = append(ids, make([]byte, 8*(FrameIDsMax+1)+4)...)
+	wantMalformed(t, "leases", (&Resume{}).Decode(ids))
+	sizes := binary.LittleEndian.AppendUint32(make([]byte, 20), RanksMax+1)
+	sizes = append(sizes, make([]byte, 8*(RanksMax+1)+4)...)
+	wantMalformed(t, "part_bytes", (&Registered{}).Decode(sizes))
+}
+
+func TestNumbersOutsideTheirSetAreRefused(t *testing.T) {
+	for what, c := range map[string]struct {
+		m    Message
+		body []byte
+	}{
+		"bool":    {&Revoked{}, append(make([]byte, 8), 2)},
+		"role":    {&Hello{}, []byte{5, 0, 0, 0, 0}},
+		"topic":   {&Notice{}, append([]byte{4}, make([]byte, 12)...)},
+		"status":  {&Error{}, []byte{0xFF, 0xFF, 0, 0}},
+		"padding": {&Result{}, append(append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0}, make([]byte, 16)...), 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)},
+	} {
+		wantMalformed(t, what, c.m.Decode(c.body))
+	}
+	if err := (&Result{}).Decode(append(append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0}, make([]byte, 16)...), 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)); err != nil {
+		t.Errorf("the same with a padding of zero: %v", err)
+	}
+}
+
 func TestReaderTakesFramesApartHoweverTheyArrive(t *testing.T) {
 	var stream []byte
 	var want []Header
