@@ -20,11 +20,12 @@ from types import FrameType
 
 from demo.damage import NothingToDamage
 from demo.engines import ENGINES
-from demo.manager import Manager, ManagerFailure
+from demo.manager import Manager
 from demo.scenario import HEADER, Scenario
 from demo.table import render
 from harness.engine import EngineFailure
 from harness.http import HTTPFailure
+from harness.manager import ManagerFailure
 
 TICK_S = 10.0
 BEGUN = time.monotonic()
@@ -66,7 +67,8 @@ def run(engine_name: str, plain: bool, folder: Path) -> list[str]:
         if not plain:
             with telling("starting the Cache Manager (orbitkv serve)"):
                 manager = Manager(folder)
-            stack.callback(manager.stop)
+                stack.callback(manager.stop)
+                manager.start()
         with telling(f"starting {engine_name} (a minute or more on a small machine)"):
             engine = ENGINES[engine_name](None if manager is None else manager.socket, folder / "engine.log")
         stack.callback(engine.stop)
@@ -74,8 +76,8 @@ def run(engine_name: str, plain: bool, folder: Path) -> list[str]:
         try:
             scenario.run()
         finally:
-            rows = [row.cells() for row in scenario.rows]
-            print(f"\n{render(HEADER, rows)}\n", flush=True)
+            if scenario.rows:
+                print(f"\n{render(HEADER, [row.cells() for row in scenario.rows])}\n", flush=True)
         say("stopping the engine and the Manager" if manager else "stopping the engine")
     return scenario.failures
 

@@ -50,7 +50,7 @@ class VllmEngine:
 
     name = "vLLM"
 
-    def __init__(self, socket: Path | None, log: Path) -> None:
+    def __init__(self, socket: str | None, log: Path) -> None:
         """Start the server; `socket` is the Manager's, None starts the engine alone."""
         self._engine = Engine.start(
             EngineConfig(
@@ -81,14 +81,14 @@ class VllmEngine:
         self._engine.stop()
 
 
-def kv_transfer(socket: Path) -> dict[str, object]:
+def kv_transfer(socket: str) -> dict[str, object]:
     """Return the value of --kv-transfer-config; apart from the last key it is what README.md tells users."""
     return {
         "kv_connector": "OrbitKVConnector",
         "kv_connector_module_path": "orbitkv.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"orbitkv.socket": str(socket), "orbitkv.query_wait_us": QUERY_WAIT_US},
+        "kv_connector_extra_config": {"orbitkv.socket": socket, "orbitkv.query_wait_us": QUERY_WAIT_US},
     }
 
 

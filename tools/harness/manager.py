@@ -46,7 +46,10 @@ class ManagerProcess:
     def start(self) -> ManagerProcess:
         """Start it and return when it lends memory; on failure nothing is left running."""
         with self._log.open("ab") as out:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            # A session of its own: an interrupt at the terminal is the starter's, which stops the Manager in order.
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
         end = time.monotonic() + START_LIMIT_S
         while not self.ready():
             if self._process.poll() is not None or time.monotonic() > end:
