@@ -116,13 +116,29 @@ func TestWithoutAMappedArenaThereIsNoRoomAndNoVictim(t *testing.T) {
 	r.check()
 }
 
+func TestVictimsLieWhereTheInstanceCanWrite(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 4 * page, QueryBudgetBytes: 16 * page})
+	r.AddArena(1, -1, 4*page)
+	a := r.engine("a", 100, shape{slices: []uint64{page}, arenas: []uint16{0, 1}})
+	r.publish(a, keysOf(0, 4)) // in arena 0, used longest ago
+	r.publish(a, keysOf(10, 4))
+	b := r.engine("b", 200, shape{slices: []uint64{page}, facts: map[string]string{"model": "b"}, arenas: []uint16{1}})
+	if got := r.publish(b, keysOf(0, 2)); got.Pages != 2 || got.Runs[0].First.Arena() != 1 {
+		t.Fatalf("%+v", got)
+	}
+	if x, y := r.found(a, keysOf(0, 4)), r.found(a, keysOf(10, 4)); x != 4 || y != 2 {
+		t.Fatalf("%d pages are left in the arena that b cannot use, %d in the other", x, y)
+	}
+	r.check()
+}
+
 // Free bytes in single pages do not make room for a page of three: reclaim goes by the largest contiguous extent.
 func TestReclaimOfAFragmentedPool(t *testing.T) {
-	r := newRig(t, Config{PoolBytes: 24 * page})
+	r := newRig(t, Config{PoolBytes: 100 * page})
 	small := r.engine("small", 200, shape{slices: []uint64{page}, facts: map[string]string{"model": "small"}})
-	r.publish(small, keysOf(0, 24))
+	r.publish(small, keysOf(0, 100))
 	leases := []Result{}
-	for i := 0; i < 24; i += 2 { // every second page is in use
+	for i := 0; i < 100; i += 2 { // every second page is in use
 		leases = append(leases, r.query(small, keysOf(i, 1)))
 	}
 	large := r.engine("large", 300, one(3*page))
@@ -136,8 +152,23 @@ func TestReclaimOfAFragmentedPool(t *testing.T) {
 	for _, l := range leases {
 		r.must(r.Release(small.scheduler.id, l.Lease, wire.AllRanks))
 	}
-	if got := r.publish(large, keysOf(0, 1)); got.Pages != 1 {
-		t.Fatalf("%+v", got)
+	tries := 1
+	for ; r.publish(large, keysOf(0, 1)).Pages == 0; tries++ {
+		if tries == 100/(reclaimEffort*3) {
+			t.Fatalf("no room after %d reservations, each of which goes on where the last one stopped", tries)
+		}
+	}
+	r.check()
+}
+
+func TestRestoredPrefixKeepsItsHead(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 4 * page, QueryBudgetBytes: 4 * page})
+	e := r.engine("a", 100, one(page))
+	r.publish(e, keysOf(0, 4))
+	r.restore(e, r.query(e, keysOf(0, 4)))
+	r.publish(e, keysOf(10, 2))
+	if n := r.found(e, keysOf(0, 4)); n != 2 {
+		t.Fatalf("%d leading pages are left of four, two were taken", n)
 	}
 	r.check()
 }

@@ -114,9 +114,11 @@ func TestReportBeforeItsBegin(t *testing.T) {
 	e := r.engine("a", 100, shape{slices: []uint64{page, page}})
 	r.publish(e, keysOf(0, 70))
 	got := r.query(e, keysOf(0, 70))
-	r.must(r.Restored(e.ranks[1].id, got.Lease, 1, true, page, all(69)))
+	r.must(r.Restored(e.ranks[1].id, got.Lease, 1, true, page, []wire.Range{{First: 1, Count: 69}})) // the last page will not be begun
 	r.must(r.Begin(e.scheduler.id, got.Lease, wire.AllRanks, 69))
 	r.check()
+	r.fails(r.Restored(e.ranks[1].id, got.Lease, 1, true, page, []wire.Range{{First: 68, Count: 1}}), wire.StatusConflict)
+	r.must(r.Restored(e.ranks[1].id, got.Lease, 1, true, page, all(1)))
 	r.must(r.Restored(e.ranks[0].id, got.Lease, 0, true, page, []wire.Range{{First: 0, Count: 68}}))
 	if r.Stats().Leases != 1 {
 		t.Fatal("the lease ended before rank 0 reported its last page")
