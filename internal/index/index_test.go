@@ -2,9 +2,9 @@ package index
 
 import (
 	"encoding/binary"
+	"reflect"
 	"slices"
 	"testing"
-	"unsafe"
 
 	"pgregory.net/rapid"
 )
@@ -40,7 +40,7 @@ func mustPanic(t *testing.T, what string, act func()) {
 }
 
 func TestEntryIsOneCacheLine(t *testing.T) {
-	if size := unsafe.Sizeof(entry{}); size != 64 {
+	if size := reflect.TypeFor[entry]().Size(); size != 64 {
 		t.Fatalf("an entry has %d bytes", size)
 	}
 }
