@@ -1,0 +1,300 @@
+"""What the connector asks of vLLM's own classes, in vLLM's environment but without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import vllm
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+
+from orbitkv.errors import ConfigurationError
+from orbitkv.vllm import OrbitKVConnector, connector, engine
+from orbitkv.vllm.metrics import OrbitKVPromMetrics, OrbitKVStats
+from orbitkv.vllm.stats import COUNTERS, GAUGES, HISTOGRAMS
+from orbitkv.vllm.tensors import engine_layers, forward_order
+
+BLOCKS, HEADS, TOKENS, HEAD_BYTES = 6, 2, 32, 128
+
+
+def full_attention(**changes: Any) -> FullAttentionSpec:
+    return FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, **changes)
+
+
+def caches(*specs: Any) -> SimpleNamespace:
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=[f"l{i}"]) for i, spec in enumerate(specs)]
+    return SimpleNamespace(kv_cache_groups=groups, num_blocks=BLOCKS, kv_cache_layout="LBNHC")
+
+
+def config(**changes: Any) -> SimpleNamespace:
+    """Return what the adapter reads of vLLM's configuration."""
+    values: dict[str, Any] = {
+        "policy": "recompute",
+        "role": "kv_both",
+        "hash": "sha256_cbor",
+        "dcp": 1,
+        "nodes": 1,
+        "dtype": "bfloat16",
+        "block": 32,
+        "tp": 1,
+        "speculative": None,
+        "model": "",
+        "rope": 10000,
+        **changes,
+    }
+    hf = SimpleNamespace(to_dict=lambda: {"rope_theta": values["rope"], "_name_or_path": "anything"})
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_load_failure_policy=values["policy"], kv_role=values["role"], engine_id="e", kv_connector_extra_config={}
+        ),
+        cache_config=SimpleNamespace(
+            prefix_caching_hash_algo=values["hash"],
+            block_size=values["block"],
+            cache_dtype="auto",
+            kv_cache_layout="LBNHC",
+        ),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=values["dcp"],
+            prefill_context_parallel_size=1,
+            nnodes=values["nodes"],
+            world_size=values["tp"],
+            tensor_parallel_size=values["tp"],
+            pipeline_parallel_size=1,
+        ),
+        model_config=SimpleNamespace(
+            model=values["model"], dtype=values["dtype"], quantization=None, hf_config=hf, revision=None
+        ),
+        load_config=SimpleNamespace(load_format="auto"),
+        speculative_config=values["speculative"],
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+
+
+def test_the_class_is_what_vllm_expects() -> None:
+    assert issubclass(OrbitKVConnector, KVConnectorBase_V1)
+    assert supports_hma(OrbitKVConnector)
+    assert not OrbitKVConnector.__abstractmethods__
+    assert OrbitKVConnector.requires_piecewise_for_cudagraph({}) is False
+
+
+def test_a_save_is_never_a_delivery() -> None:
+    assert object.__new__(OrbitKVConnector).requires_kv_delivery is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"policy": "fail"}, '"kv_load_failure_policy": "recompute"'),
+        ({"hash": "xxhash"}, "sha256_cbor"),
+        ({"hash": "xxhash_cbor"}, "sha256_cbor"),
+        ({"role": "kv_producer"}, '"kv_role": "kv_both"'),
+    ],
+)
+def test_what_could_fail_a_request_stops_the_start_with_the_remedy(changes: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        engine.check_configuration(config(**changes))
+    assert remedy in str(refused.value)
+
+
+def test_a_good_configuration_passes() -> None:
+    engine.check_configuration(config())
+    assert engine.unsupported(config(), caches(full_attention())) == ""
+    assert engine.unsupported(config(), caches(mla())) == ""
+
+
+def mla() -> MLAAttentionSpec:
+    return MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "specs", "says"),
+    [
+        ({}, (full_attention(), full_attention()), "2 cache groups"),
+        (
+            {},
+            (SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64),),
+            "SlidingWindowSpec",
+        ),
+        ({}, (), "0 cache groups"),
+        ({"dcp": 2}, (full_attention(),), "context parallelism"),
+        ({"nodes": 2}, (full_attention(),), "several hosts"),
+    ],
+)
+def test_what_is_not_supported_gets_no_hits_and_a_reason(
+    changes: dict[str, Any], specs: tuple[Any, ...], says: str
+) -> None:
+    assert says in engine.unsupported(config(**changes), caches(*specs))
+
+
+def request(**changes: Any) -> SimpleNamespace:
+    values: dict[str, Any] = {
+        "request_id": "r",
+        "lora_request": None,
+        "prompt_embeds": None,
+        "skip_reading_prefix_cache": False,
+        "resumable": False,
+        "num_tokens": 100,
+        "num_computed_tokens": 64,
+        "num_in_flight_tokens": 32,
+        "block_hashes": [b"k" * 32],
+        **changes,
+    }
+    return SimpleNamespace(**values)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lora_request": object()}, {"prompt_embeds": object()}, {"skip_reading_prefix_cache": True}, {"resumable": True}],
+)
+def test_requests_whose_keys_do_not_name_their_bytes_are_left_alone(changes: dict[str, Any]) -> None:
+    assert not connector.left_alone(request())
+    assert connector.left_alone(request(**changes))
+
+
+def test_tokens_in_flight_are_not_confirmed() -> None:
+    progress = connector.progress_of(request())
+    assert (progress.computed, progress.confirmed, progress.tokens) == (64, 32, 100)
+
+
+def test_block_lists_are_read_from_either_release() -> None:
+    old = SimpleNamespace(block_ids={"a": ([1, 2],)})
+    new = SimpleNamespace(req_ids=["a"], get_block_ids=lambda _: ([1, 2],))
+    for state in (old, new):
+        lists = dict(connector.block_lists(SimpleNamespace(kv_connector_block_state=state)))
+        assert lists == {"a": ([1, 2],)}
+    assert dict(connector.block_lists(SimpleNamespace(kv_connector_block_state=None))) == {}
+
+
+def tensors(ratio: int = 1, padding: int = 0, layers: int = 3) -> dict[str, torch.Tensor]:
+    """Return layer views as vLLM makes them: block, head, token, content in one allocation, block by block."""
+    block = HEADS * TOKENS * HEAD_BYTES + padding
+    made = {}
+    for layer in range(layers):
+        raw = torch.zeros(BLOCKS * block, dtype=torch.uint8)
+        shape = (BLOCKS * ratio, HEADS, TOKENS // ratio, HEAD_BYTES)
+        strides = (block // ratio, HEAD_BYTES, HEADS * HEAD_BYTES, 1)
+        made[f"model.layers.{layer}.self_attn.attn"] = raw.as_strided(shape, strides).view(torch.bfloat16)
+    return made
+
+
+@pytest.mark.parametrize(("ratio", "padding"), [(1, 0), (2, 0), (4, 0), (1, 256)])
+def test_a_block_written_through_torch_lies_where_the_layout_says(ratio: int, padding: int) -> None:
+    views = tensors(ratio, padding)
+    layers = engine_layers(views, BLOCKS)
+    size = HEADS * TOKENS * HEAD_BYTES
+    assert [layer.block_bytes for layer in layers.layout.layers] == [size] * 3
+    content = np.random.default_rng(3).integers(0, 256, size, dtype=np.uint8)
+    layers.pages.write(1, 4, content)
+    assert np.array_equal(layers.pages.read(1, 4), content)
+    assert not layers.pages.read(1, 3).any()
+    assert not layers.pages.read(0, 4).any()
+    layer = layers.layout.layers[1]
+    flat = views["model.layers.1.self_attn.attn"].untyped_storage()
+    at = layer.address - flat.data_ptr() + 4 * layer.block_stride
+    raw = np.frombuffer(bytes(flat)[at : at + size], np.uint8)
+    assert raw.any()
+    assert sorted(raw.tolist()) == sorted(content.tolist()), "the same bytes, in the engine's own order"
+
+
+def test_layers_are_in_forward_order_and_a_shared_tensor_counts_once() -> None:
+    views = tensors(layers=12)
+    shuffled = {name: views[name] for name in sorted(views)}
+    shuffled["model.layers.12.self_attn.attn"] = views["model.layers.3.self_attn.attn"]
+    layers = engine_layers(shuffled, BLOCKS)
+    names = [layer.name for layer in layers.layout.layers]
+    assert names == [f"model.layers.{i}.self_attn.attn" for i in range(12)]
+    assert layers.index["model.layers.12.self_attn.attn"] == layers.index["model.layers.3.self_attn.attn"] == 3
+    assert forward_order("a.10.b") > forward_order("a.9.b")
+
+
+def test_heads_outside_of_blocks_are_refused() -> None:
+    raw = torch.zeros(HEADS, BLOCKS, TOKENS, HEAD_BYTES, dtype=torch.uint8)
+    with pytest.raises(ConfigurationError, match="not contiguous"):
+        engine_layers({"l0": raw.permute(1, 0, 2, 3)}, BLOCKS)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"w" * 100)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "float16"},
+        {"block": 64},
+        {"tp": 2},
+        {"hash": "sha256"},
+        {"rope": 20000},
+        {"speculative": SimpleNamespace(method="ngram", draft_model_config=None, use_eagle=lambda: False)},
+    ],
+)
+def test_one_differing_fact_is_another_namespace(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    layers = engine_layers(tensors(), BLOCKS)
+
+    def facts(**values: Any) -> dict[str, str]:
+        return engine.namespace_facts(config(model=str(model), **values), caches(full_attention()), layers)
+
+    assert facts() == facts()
+    assert facts(**changes) != facts()
+
+
+@pytest.mark.parametrize("what", ["weights", "release", "scope", "seed", "layers"])
+def test_one_differing_circumstance_is_another_namespace(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def facts(layers: int = 3) -> dict[str, str]:
+        known = engine_layers(tensors(layers=layers), BLOCKS)
+        return engine.namespace_facts(config(model=str(model)), caches(full_attention()), known)
+
+    before = facts()
+    if what == "weights":
+        (model / "model.safetensors").write_bytes(b"w" * 99 + b"x")
+    elif what == "release":
+        monkeypatch.setattr(vllm, "__version__", "0.29.1")
+    elif what == "scope":
+        monkeypatch.setenv("ORBITKV_CACHE_SCOPE", "blue")
+    elif what == "seed":
+        monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert facts(2 if what == "layers" else 3) != before
+
+
+def test_every_metric_is_there_before_its_first_event() -> None:
+    registry = CollectorRegistry()
+
+    def into(kind: Any) -> Any:
+        return lambda **options: kind(registry=registry, **options)
+
+    kinds = {Counter: into(Counter), Gauge: into(Gauge), Histogram: into(Histogram)}
+    transfer = SimpleNamespace(kv_transfer_config=None)
+    metrics = OrbitKVPromMetrics(transfer, kinds, ["engine"], {0: ["0"]})
+    metrics.observe({"load_success": 2.0, "load_blocks": [3.0, 4.0], "pending_prefetches": 1.0})
+    found = {sample.name: sample.value for family in registry.collect() for sample in family.samples}
+    assert found["vllm:orbitkv_load_success_total"] == 2
+    assert found["vllm:orbitkv_load_blocks_count"] == 2
+    assert found["vllm:orbitkv_pending_prefetches"] == 1
+    families = {family.name for family in registry.collect()}
+    assert families == {f"vllm:orbitkv_{name}" for name in (*COUNTERS, *GAUGES, *HISTOGRAMS)}
+
+
+def test_statistics_add_up_between_ranks_and_read_well_in_the_log() -> None:
+    both = OrbitKVStats(data={"load_blocks": [1.0]}).aggregate(
+        OrbitKVStats(data={"load_blocks": [3.0], "load_bytes": 5.0})
+    )
+    assert both.reduce() == {"load_blocks count": 2, "load_blocks mean": 2.0, "load_bytes": 5.0}
+    both.reset()
+    assert both.is_empty()
