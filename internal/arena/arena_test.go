@@ -99,7 +99,7 @@ func TestPopulateFillsEveryArenaBeforeItIsReported(t *testing.T) {
 		t.Fatalf("%d bytes before population", n)
 	}
 	var reported []*Arena
-	err := p.Populate(context.Background(), slog.New(slog.DiscardHandler), func(a *Arena) {
+	err := p.Populate(context.Background(), slog.New(slog.DiscardHandler), nil, func(a *Arena) {
 		if n := fileBytes(t, a); n != a.Bytes {
 			t.Errorf("arena %d reported with %d of %d bytes", a.ID, n, a.Bytes)
 		}
@@ -117,7 +117,7 @@ func TestPopulateStopsWhenItsContextEnds(t *testing.T) {
 	p := newPool(t, 4*mib)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	err := p.Populate(ctx, slog.New(slog.DiscardHandler), func(*Arena) { t.Error("reported after the end") })
+	err := p.Populate(ctx, slog.New(slog.DiscardHandler), nil, func(*Arena) { t.Error("reported after the end") })
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("%v, want context.Canceled", err)
 	}
@@ -159,7 +159,7 @@ func TestHugePagePoolOnThisMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Populate(context.Background(), slog.New(slog.DiscardHandler), func(*Arena) {}); err != nil {
+	if err := p.Populate(context.Background(), slog.New(slog.DiscardHandler), nil, func(*Arena) {}); err != nil {
 		t.Error(err)
 	}
 	if err := p.Close(); err != nil {

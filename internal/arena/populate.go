@@ -20,13 +20,18 @@ const (
 
 // Populate fills the arenas with memory, several pieces at a time, and calls ready once for each arena, in order, when all of it is
 // there: only then may it be lent. The memory is charged to the control group of this process. It returns when all are populated, at
-// the first failure, or when ctx ends; arenas that were not reported stay unusable.
-func (p *Pool) Populate(ctx context.Context, log *slog.Logger, ready func(*Arena)) error {
+// the first failure, or when ctx ends; arenas that were not reported stay unusable. A piece waits until room has space for it; with
+// a nil room, and for huge pages, which are reserved apart, nothing waits.
+func (p *Pool) Populate(ctx context.Context, log *slog.Logger, room Room, ready func(*Arena)) error {
+	if p.hugePages {
+		room = nil
+	}
+	g := &gate{room: room, log: log}
 	began := time.Now()
 	var done uint64
 	for i, a := range p.arenas {
 		start := time.Now()
-		if err := p.populate(ctx, a); err != nil {
+		if err := p.populate(ctx, g, a); err != nil {
 			return fmt.Errorf("arena %d of %d, %d bytes: %w", i, len(p.arenas), a.Bytes, err)
 		}
 		done += a.Bytes
@@ -38,7 +43,7 @@ func (p *Pool) Populate(ctx context.Context, log *slog.Logger, ready func(*Arena
 	return nil
 }
 
-func (p *Pool) populate(ctx context.Context, a *Arena) error {
+func (p *Pool) populate(ctx context.Context, g *gate, a *Arena) error {
 	pieces := (a.Bytes + pieceBytes - 1) / pieceBytes
 	var next atomic.Uint64
 	errs := make([]error, min(pieces, uint64(min(runtime.GOMAXPROCS(0), workersMax))))
@@ -50,9 +55,11 @@ func (p *Pool) populate(ctx context.Context, a *Arena) error {
 				if i >= pieces {
 					return
 				}
-				if errs[w] = ctx.Err(); errs[w] == nil {
-					offset := i * pieceBytes
-					errs[w] = populatePiece(a, offset, min(pieceBytes, a.Bytes-offset))
+				offset := i * pieceBytes
+				bytes := min(pieceBytes, a.Bytes-offset)
+				if errs[w] = g.enter(ctx, bytes); errs[w] == nil {
+					errs[w] = populatePiece(a, offset, bytes)
+					g.leave(bytes)
 				}
 			}
 		})

@@ -170,7 +170,7 @@ func (m *Manager) tick(ctx context.Context) {
 
 // populate lends arena after arena. A pool that stays smaller than configured serves on, degraded; one without any arena is an error.
 func (m *Manager) populate(ctx context.Context) error {
-	err := m.pool.Populate(ctx, m.log, func(a *arena.Arena) {
+	err := m.pool.Populate(ctx, m.log, freeMemory, func(a *arena.Arena) {
 		m.cache.AddArena(a.ID, a.Node, a.Bytes)
 		m.sessions.AddArena(a)
 		m.progress.mu.Lock()
@@ -189,6 +189,11 @@ func (m *Manager) populate(ctx context.Context) error {
 	}
 	m.log.Error("the pool stays smaller than configured", "populated_bytes", m.progress.bytes, "error", err)
 	return nil
+}
+
+func freeMemory() (bytes uint64, source string, err error) {
+	free, err := doctor.FreeMemory(os.DirFS("/"))
+	return free.Bytes, free.Source, err
 }
 
 // stop closes what start opened, last first.

@@ -36,11 +36,58 @@ func AllowedMemory(fsys fs.FS) (Allowance, error) {
 	return allowed, nil
 }
 
+// FreeMemory reads how much more memory this process may be charged with: the smallest of MemAvailable and, for each control group from
+// its own up to the root, the limit less what is in use and cannot be reclaimed. Memory of files counts as free, since the kernel
+// takes it back; shared memory, such as a pool, does not. The error says that the machine's memory is unreadable.
+func FreeMemory(fsys fs.FS) (Allowance, error) {
+	available, ok := meminfo(fsys, "MemAvailable")
+	if !ok {
+		return Allowance{}, fmt.Errorf("doctor: /proc/meminfo has no MemAvailable: is /proc mounted?")
+	}
+	free := Allowance{Bytes: available, Source: "machine memory"}
+	for _, g := range memoryGroups(fsys) {
+		for _, dir := range g.upwards() {
+			used, err := readNumber(fsys, path.Join(dir, g.usageFile))
+			if err != nil {
+				continue
+			}
+			used -= min(used, reclaimable(fsys, path.Join(dir, "memory.stat"), g.statPrefix))
+			for _, file := range g.limitFiles {
+				limit, err := readLimit(fsys, path.Join(dir, file))
+				if err == nil && limit-min(limit, used) < free.Bytes {
+					free = Allowance{Bytes: limit - min(limit, used), Source: "/" + path.Join(dir, file)}
+				}
+			}
+		}
+	}
+	return free, nil
+}
+
+// reclaimable returns the bytes of files that a control group is charged with, from its memory.stat.
+func reclaimable(fsys fs.FS, file, prefix string) (bytes uint64) {
+	text, err := readWord(fsys, file)
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name != prefix+"inactive_file" && name != prefix+"active_file" {
+			continue
+		}
+		if n, err := strconv.ParseUint(value, 10, 64); err == nil {
+			bytes += n
+		}
+	}
+	return bytes
+}
+
 // group is one hierarchy that may limit the process's memory. Paths have no leading slash, as fs.FS wants them.
 type group struct {
 	mount      string // where the hierarchy is mounted
 	inside     string // path of the process's group below the mount
 	limitFiles []string
+	usageFile  string
+	statPrefix string // of the figures of memory.stat that count the groups below too
 	swapFile   string
 	swapAlone  bool // swapFile counts swap without memory
 }
@@ -81,11 +128,13 @@ func parseGroups(membership, mountinfo string) []group {
 		switch {
 		case kind == "cgroup2" && v2 != "":
 			groups = append(groups, group{
-				mount: mount, inside: below(root, v2), limitFiles: []string{"memory.max", "memory.high"}, swapFile: "memory.swap.max", swapAlone: true,
+				mount: mount, inside: below(root, v2), limitFiles: []string{"memory.max", "memory.high"}, usageFile: "memory.current",
+				swapFile: "memory.swap.max", swapAlone: true,
 			})
 		case kind == "cgroup" && v1 != "" && hasWord(options, "memory"):
 			groups = append(groups, group{
-				mount: mount, inside: below(root, v1), limitFiles: []string{"memory.limit_in_bytes"}, swapFile: "memory.memsw.limit_in_bytes",
+				mount: mount, inside: below(root, v1), limitFiles: []string{"memory.limit_in_bytes"}, usageFile: "memory.usage_in_bytes", statPrefix: "total_",
+				swapFile: "memory.memsw.limit_in_bytes",
 			})
 		}
 	}
