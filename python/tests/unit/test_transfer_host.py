@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +209,20 @@ def test_a_running_publish_steps_aside_for_a_restore_but_not_for_ever() -> None:
         assert backend.late_publish_batches == 2
         finish.set()
         assert restore.wait_all(DEADLINE)
+
+
+def test_closing_lets_go_of_the_arenas() -> None:
+    engine = Engine(2, 8)
+    backend = HostBackend()
+    memory = np.full(UNIT * 64, 0xEE, np.uint8)
+    view = weakref.ref(memory)
+    backend.register_arena(Arena(0, -1, UNIT * 64, memory))
+    del memory
+    plan = CopyPlan(engine.layout, np.array([1]), locate(0, np.array([0])))
+    assert backend.restore(plan, on_done=ignore).wait_all(DEADLINE)
+    assert view() is not None
+    backend.close()
+    assert view() is None, "a dead Manager's memory would stay mapped"
 
 
 def test_closing_finishes_what_runs_and_fails_what_waits() -> None:

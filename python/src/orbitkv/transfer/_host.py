@@ -118,7 +118,7 @@ class HostBackend:
         return transfer
 
     def close(self) -> None:
-        """Finish what runs, fail what has not begun, and join the threads."""
+        """Finish what runs, fail what has not begun, join the threads and let go of the arenas."""
         # I3: a copy that was begun is never aborted.
         with self._lock:
             self._closing = True
@@ -126,22 +126,29 @@ class HostBackend:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+        # A view that stayed here would keep a dead Manager's memory mapped, which the next one cannot populate then.
+        with self._lock:
+            self._arenas.clear()
 
     def _submit(self, queue: deque[Job], transfer: Transfer, after: Gate | None, on_done: Done) -> None:
         plan = transfer.plan
         plan.check()
         with self._lock:
+            self._check_open()
             arenas = dict(self._arenas)
         job = Job(transfer, pieces_of(plan, arenas), after, on_done)
         with self._lock:
-            if self._closing:
-                raise TransferError("the host backend is closed")
+            self._check_open()
             waiting = sum(other.transfer.plan.bytes for other in queue)
             if len(queue) >= self._queue_max or waiting + plan.bytes > QUEUE_BYTES_MAX:
                 self.refused += 1
                 raise TransferError(f"{len(queue)} plans with {waiting} bytes wait already, so this one is refused")
             queue.append(job)
             self._lock.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise TransferError("the host backend is closed")
 
     def _next(self, queue: deque[Job]) -> Job | None:
         """Wait for a job; None when the backend closes. What has not begun then fails."""
