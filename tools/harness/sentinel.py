@@ -10,7 +10,11 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
+
+TRACKER_LIMIT_S = 10.0  # For a resource tracker to clean up after the killed.
+POLL_S = 0.05
 
 
 def session_members(session: int) -> list[int]:
@@ -29,11 +33,31 @@ def session_members(session: int) -> list[int]:
 
 
 def kill_session(session: int) -> None:
-    """End every process of a session with SIGKILL; one that starts another meanwhile is met in the next round."""
+    """End every process of a session with SIGKILL; one that starts another meanwhile is met in the next round.
+
+    Python's resource trackers go last: when all others are gone they remove the shared memory that those left in
+    /dev/shm, hundreds of megabytes of an engine, and end by themselves.
+    """
+    while members := [pid for pid in session_members(session) if not _tracks_resources(pid)]:
+        _kill(members)
+    end = time.monotonic() + TRACKER_LIMIT_S
+    while session_members(session) and time.monotonic() < end:
+        time.sleep(POLL_S)
     while members := session_members(session):
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(members)
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _tracks_resources(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def main() -> int:

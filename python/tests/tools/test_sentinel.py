@@ -58,3 +58,18 @@ def test_kill_ends_the_session_and_the_sentinel(hanging: Session) -> None:
     engine.kill()
     assert session_members(leader.pid) == []
     assert engine.sentinel.returncode == 0
+
+
+def test_shared_memory_of_the_killed_is_removed() -> None:
+    code = (
+        "from multiprocessing.shared_memory import SharedMemory; import os, signal; "
+        "m = SharedMemory(create=True, size=4096); os.write(1, m.name.encode() + b'\\n'); signal.pause()"
+    )
+    leader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None
+    name = leader.stdout.readline().decode().strip()
+    assert Path("/dev/shm", name).exists()
+    kill_session(leader.pid)
+    leader.communicate(timeout=60)
+    assert not Path("/dev/shm", name).exists()
+    assert session_members(leader.pid) == []
