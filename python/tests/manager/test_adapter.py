@@ -222,6 +222,39 @@ def test_a_stopped_manager_costs_a_bounded_wait_and_nothing_else(manager: Manage
     eventually(lambda: engine.serve("b", 200)[0] == 12, "hits come back by themselves")
 
 
+@pytest.mark.parametrize("side", ["worker", "scheduler"])
+def test_a_connection_that_breaks_is_no_death(manager: ManagerProcess, replica: Make, side: str) -> None:
+    """A copy that runs meanwhile is told on the next session, and nothing stays held for good."""
+    engine = replica(host_copy_delay_us=100_000)
+    keys = keys_of("a", 12)
+    blocks = [block.block_id for block in engine.pool.get_new_blocks(12)]
+    for block, key in zip(blocks, keys, strict=True):
+        engine.fill(0, block, key)
+    engine.side.allocated("r", 0, blocks)
+    engine.step([Progress("r", 200, 0, 0, keys)], {"r": blocks})
+    progress = Progress("r", 201, 200, 200, keys)
+    eventually(lambda: bool(engine.step([progress], {}).publishes), "the plan leaves")
+    link = engine.workers[0]._link if side == "worker" else engine.side.link
+    session = link.session
+    assert session is not None
+    session.client._channel.close("broken by the test")
+    engine.side.finished(progress)
+    engine.pool.free_blocks([engine.pool.blocks[block] for block in blocks])
+    engine.settle()
+    eventually(engine.usable, "the session is resumed")
+    eventually(lambda: stored(manager) == 12, "the pages that were copied meanwhile are sealed")
+    assert engine.serve("a", 200)[0] == 12
+    engine.settle()
+    stats = manager.status()["cache"]["stats"]
+    for name in ("leases", "reservations", "quarantined_bytes", "abandoned_bytes", "settling_bytes"):
+        assert stats[name] == 0, name
+
+
+def stored(manager: ManagerProcess) -> int:
+    """Return the pages that were stored since the Manager started."""
+    return int(manager.metric("orbitkv_cache_block_insertions_total"))
+
+
 def test_a_reset_leaves_the_old_pages_out_of_reach(replica: Make) -> None:
     engine = replica()
     engine.serve("a", 200)

@@ -65,6 +65,7 @@ class Attachment:
         self._attached = False
         self._lock = threading.Lock()
         self._untold: list[Report] = []  # terminal reports that the closed channel did not take; guarded by _lock
+        self._heir: Attachment | None = None  # tells what this one cannot tell any more; guarded by _lock
         self.backend: TransferBackend = make_backend(
             settings.transfer_backend,
             layer_delay_us=settings.host_copy_delay_us,
@@ -122,8 +123,8 @@ class Attachment:
             if refusal.status in (Status.NOT_READY, Status.BUSY):
                 return False
             raise
-        self._attached = True
         with self._lock:
+            self._attached = True
             untold, self._untold = self._untold, []
         for report in untold:
             self._report(report)
@@ -158,10 +159,25 @@ class Attachment:
         try:
             report(self.client)
         except ChannelClosed:
-            # Told on the next session if the Manager lives; a new one knows nothing of this lease or reservation.
-            with self._lock:
-                if len(self._untold) < UNTOLD_MAX:
-                    self._untold.append(report)
+            self._keep(report)
+
+    def _keep(self, report: Report) -> None:
+        """Keep a report for the next session if the Manager lives; a new one knows nothing of its lease."""
+        with self._lock:
+            heir = self._heir
+            if heir is None and len(self._untold) < UNTOLD_MAX:
+                self._untold.append(report)
+        if heir is not None:
+            heir._inherit([report])
+
+    def _inherit(self, reports: list[Report]) -> None:
+        """Tell what an earlier session could not, once this one is the rank."""
+        with self._lock:
+            if not self._attached:
+                self._untold += reports
+                return
+        for report in reports:
+            self._report(report)
 
     def _take_over(self, previous: Attachment) -> None:
         """Let the earlier session's copies end, claim its place, and tell what it could not tell."""
@@ -172,4 +188,6 @@ class Attachment:
             log.info("the earlier session cannot be resumed: %s", refusal)
             return
         with previous._lock:
-            self._untold, previous._untold = previous._untold, []
+            untold, previous._untold = previous._untold, []
+            previous._heir = self
+        self._inherit(untold)
