@@ -7,6 +7,7 @@ restored. What is counted is read from the engine's and the Manager's own counte
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import itertools
@@ -219,6 +220,16 @@ def counted(engine: Engine) -> Counted:
     names = ("prefix_cache_hits", "external_prefix_cache_hits", "external_prefix_cache_queries")
     device, external, asked = (int(engine.counter(f"vllm:{name}_total")) for name in names)
     return Counted(device, external, asked)
+
+
+def named(engine: Engine, name: str) -> list[int]:
+    """Return the engine's processes whose title holds a name."""
+    found = []
+    for pid in engine.processes():
+        with contextlib.suppress(OSError):
+            if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 class Client:
