@@ -38,6 +38,7 @@ class Shape:
     layer_bytes: int = 8192
     blocks: int = BATCH_PAGES
     model: str = "oracle"
+    facts: tuple[tuple[str, str], ...] = ()  # further facts of its namespace
 
     @property
     def slice_bytes(self) -> int:
@@ -81,7 +82,7 @@ class Rank:
         except OrbitKVError:
             self.backend.close()
             raise
-        facts = {"model": shape.model, "layers": str(shape.layers)}
+        facts = {"model": shape.model, "layers": str(shape.layers), **dict(shape.facts)}
         try:
             self.client.attach(
                 instance, number, shape.world, slice_bytes=shape.slice_bytes, facts=facts, backend="host"
