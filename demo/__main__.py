@@ -69,8 +69,9 @@ def run(engine_name: str, plain: bool, folder: Path) -> list[str]:
                 manager = Manager(folder)
                 stack.callback(manager.stop)
                 manager.start()
-        with telling(f"starting {engine_name} (a minute or more on a small machine)"):
-            engine = ENGINES[engine_name](None if manager is None else manager.socket, folder / "engine.log")
+        engine_class = ENGINES[engine_name]
+        with telling(f"starting {engine_class.name} (a minute or more on a small machine)"):
+            engine = engine_class(None if manager is None else manager.socket, folder / "engine.log")
         stack.callback(engine.stop)
         scenario = Scenario(engine, manager, say)
         try:
