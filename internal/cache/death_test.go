@@ -275,7 +275,7 @@ func TestDisconnectedSchedulerThatNeverResumes(t *testing.T) {
 }
 
 func TestStalledIsALabel(t *testing.T) {
-	r := newRig(t, Config{PoolBytes: 16 * mib, QueryBudgetBytes: 8 * page, InstanceBudgetBytes: 8 * page})
+	r := newRig(t, Config{PoolBytes: 16 * mib, QueryBudgetBytes: 10 * page, InstanceBudgetBytes: 8 * page})
 	a, b := r.engine("a", 100, one(page)), r.engine("b", 200, one(page))
 	r.publish(a, keysOf(0, 8))
 	ready := r.query(a, keysOf(0, 2))
@@ -395,6 +395,46 @@ func TestAbandonThatCrossesTheDeathOfItsRanks(t *testing.T) {
 	r.must(r.Abandoned(e.scheduler.id, open.Reservation, wire.AllRanks, all(2)))
 	if s := r.Stats(); s.PoolUsedBytes != 0 || s.LateReportsTotal != 1 {
 		t.Fatalf("%+v", s)
+	}
+	r.check()
+}
+
+func TestBeginForARankThatDied(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := r.engine("a", 100, writers(wire.WriterHost, wire.WriterHost))
+	r.publish(e, keysOf(0, 4))
+	lease := r.query(e, keysOf(0, 4))
+	r.kill(e.ranks[0])
+	if r.Stats().Leases != 1 {
+		t.Fatal("an unbegun lease is its owner's, not its dead rank's")
+	}
+	r.must(r.Begin(e.scheduler.id, lease.Lease, wire.AllRanks, 4))
+	r.check()
+	r.must(r.Restored(e.ranks[1].id, lease.Lease, 1, true, page, all(4)))
+	if r.Stats().Leases != 0 {
+		t.Fatal("the lease waits for the report of a rank that was dead when it was begun")
+	}
+	r.check()
+}
+
+func TestResumedLeaseIsAskedBackAnew(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := r.engine("a", 100, one(page))
+	r.publish(e, keysOf(0, 4))
+	lease := r.query(e, keysOf(0, 4))
+	r.clock.forward(time.Minute)
+	r.Tick()
+	r.BreakSession(e.scheduler.id) // the revoke was not read
+	now := r.connect(e.scheduler.process, wire.RoleScheduler)
+	_, _, err := r.Resume(now.id, e.scheduler.token, []uint64{lease.Lease}, nil)
+	r.must(err)
+	r.Tick()
+	if ids := now.queue.take(NoticeRevoke); len(ids) != 1 || ids[0] != lease.Lease {
+		t.Fatalf("revokes %v", ids)
+	}
+	r.must(r.Revoked(now.id, lease.Lease, true))
+	if r.Stats().Leases != 0 {
+		t.Fatal("the lease was not given back")
 	}
 	r.check()
 }

@@ -22,6 +22,7 @@ type lease struct {
 	consumers []consumer // by rank
 	since     time.Time  // of readiness, or of the last answer that it is in use
 	revoked   bool       // asked back and not answered
+	started   bool       // a rank has begun: it is restoring until its last report
 }
 
 // consumer is one rank's part of a lease.
@@ -119,6 +120,7 @@ func (c *Cache) beginConsumer(l *lease, rank int, pages uint32) {
 		consumerMachine.to(&k.state, consumerDropped) // a vacant rank reads nothing
 	default:
 		consumerMachine.to(&k.state, consumerBegun)
+		l.started = true
 		k.begun = pages
 		k.reported = 0 // reports travel on the rank's own socket and may be read before the begin of the scheduler's
 		for i := range k.seen {
@@ -181,7 +183,7 @@ func (c *Cache) Revoked(id SessionID, leaseID uint64, yielded bool) error {
 	if !yielded {
 		return nil
 	}
-	if l.anyIn(consumerBegun) {
+	if l.started {
 		return c.violation("revoked", wire.StatusConflict, "revoked yields lease %#x, which was begun", leaseID)
 	}
 	if l.op != nil {

@@ -41,6 +41,7 @@ type mEngine struct {
 	leases       []*mLease
 	reservations []*mReservation
 	waiting      map[uint64][]int // operation to keys
+	mapped       []bool           // by rank: it said that arena 1 may be named to it
 	operation    uint64
 }
 
@@ -63,9 +64,10 @@ type mLease struct {
 	epoch     uint64
 	keys      []int
 	places    [][]place
-	held      bool // the scheduler may still begin it
-	begun     int
+	held      bool  // the scheduler may still begin the ranks that it has not begun
+	begun     []int // pages, by rank
 	copies    []copyState
+	arrived   []bool // by rank: what its report says
 	engine    *mEngine
 }
 
@@ -77,7 +79,7 @@ func (l *mLease) mayRead() int {
 	}
 	for rank, state := range l.copies {
 		if state != copyNone && state != copyEnded && !l.engine.ranks[rank].process.dead {
-			pages = max(pages, l.begun)
+			pages = max(pages, l.begun[rank])
 		}
 	}
 	return pages
@@ -120,6 +122,7 @@ func (w *world) start(kind int) *mEngine {
 	for range e.sh.slices {
 		e.sh.writers = append(e.sh.writers, rapid.SampledFrom(kinds).Draw(w.T, "writer"))
 	}
+	e.mapped = make([]bool, len(e.sh.slices))
 	e.facts = []string{"one", "one", "two", "replicated"}[kind]
 	e.sh.facts = map[string]string{"model": e.facts}
 	for rank := range e.sh.slices {

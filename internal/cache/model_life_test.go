@@ -27,13 +27,19 @@ func (w *world) mapArena() {
 	s, ok := draw(w, "rank", w.sessions(func(s *mSession) bool { return s.rank >= 0 && s.acts() }))
 	if ok {
 		id := s.id
+		s.engine.mapped[s.rank] = true
 		s.send(func() error { return w.rig.Mapped(id, 1, true, "") })
 	}
 }
 
+// stop stops a process, or lets all go on.
 func (w *world) stop() {
-	if s, ok := draw(w, "process", w.sessions(func(s *mSession) bool { return !s.process.dead })); ok {
-		s.process.stopped = !s.process.stopped
+	stop := rapid.Bool().Draw(w.T, "stop")
+	for _, s := range w.sessions(func(*mSession) bool { return true }) {
+		s.process.stopped = s.process.stopped && stop
+	}
+	if s, ok := draw(w, "process", w.sessions(func(s *mSession) bool { return !s.process.dead })); ok && stop {
+		s.process.stopped = true
 	}
 }
 
@@ -131,9 +137,12 @@ func (w *world) disconnect() {
 // reconnect opens a new session, names what the old one still uses, and says again what may not have been read.
 func (w *world) reconnect() {
 	s, ok := draw(w, "session", w.sessions(func(s *mSession) bool { return !s.connected && !s.process.dead && !s.process.stopped }))
-	if !ok {
-		return
+	if ok {
+		w.comeBack(s)
 	}
+}
+
+func (w *world) comeBack(s *mSession) {
 	now := w.connect(s.process, s.engine, s.rank)
 	e := s.engine
 	if s.rank < 0 {
@@ -166,10 +175,12 @@ func (w *world) resumeScheduler(e *mEngine, token wire.ID16) {
 	w.rig.must(err)
 	id := e.scheduler.id
 	for _, l := range e.leases {
-		if taken := slices.Contains(tookLeases, l.id); taken && l.begun > 0 {
-			w.sendBegin(l)
-		} else {
-			w.check(!l.held || taken, "lease %#x was lost in a resume", l.id)
+		taken := slices.Contains(tookLeases, l.id)
+		w.check(!l.held || taken, "lease %#x was lost in a resume", l.id)
+		for rank, pages := range l.begun {
+			if taken && pages > 0 {
+				w.sendBegin(l, uint16(rank), pages)
+			}
 		}
 		l.operation = 0 // its query belonged to the old session
 	}

@@ -37,10 +37,12 @@ func (w *world) reserve() {
 		at += int(g.Count)
 	}
 	w.check(at == len(keys) && len(r.keys) == int(got.Pages) && len(r.places) == int(got.Pages), "grants %+v", got)
+	w.mustBeMapped(e, r.places)
 	for page := range r.keys {
 		r.slices = append(r.slices, make([]sliceView, len(e.ns.Slices)))
 		for storage, p := range r.places[page] {
 			w.mustBeFree(p)
+			delete(w.warmed, p)
 			if e.ranks[e.ns.Slices[storage].Rank].process.dead {
 				r.slices[page][storage] = sliceLost // by a process that died and whose end the cache has not heard of
 			}
@@ -168,8 +170,11 @@ func (w *world) warmPage() {
 		for _, places := range placesOf([]wire.Run{{Count: 1, First: wire.Location(part)}}, e.ns.Slices, e.ns.PageBytes) {
 			for i, p := range places {
 				w.mustBeFree(p)
+				delete(w.warmed, p)
 				w.memory[p] = stamp(e.facts, e.epoch, k, int(e.ns.Slices[i].Rank))
 			}
+			w.warmed[places[0]] = &warmPage{bytes: e.ns.PageBytes}
+			w.preparedBytes += e.ns.PageBytes
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"slices"
+
 	"orbitkv/internal/wire"
 
 	"pgregory.net/rapid"
@@ -44,10 +46,11 @@ func (w *world) take(e *mEngine, keys []int, got Result) {
 		}
 		l := &mLease{
 			id: got.Lease, operation: got.Operation, epoch: e.epoch, keys: keys[:got.Pages], places: placesOf(got.Runs, e.ns.Slices, e.ns.PageBytes),
-			held: true, copies: make([]copyState, len(e.ranks)), engine: e,
+			held: true, begun: make([]int, len(e.ranks)), copies: make([]copyState, len(e.ranks)), arrived: make([]bool, len(e.ranks)), engine: e,
 		}
 		e.leases = append(e.leases, l)
 		w.check(len(l.places) == int(got.Pages), "%d places of %d pages", len(l.places), got.Pages)
+		w.mustBeMapped(e, l.places)
 	case wire.OutcomeBusy:
 	default:
 		w.Fatalf("query %d of %s: %v", got.Operation, e.id, got.Outcome)
@@ -117,23 +120,41 @@ func (w *world) release() {
 	}
 }
 
+// begin begins a lease for all ranks that are not begun, or for one of them.
 func (w *world) begin() {
 	l, ok := w.heldLease()
 	if !ok {
 		return
 	}
-	l.held = false
-	l.begun = rapid.IntRange(1, len(l.keys)).Draw(w.T, "begin")
-	for rank := range l.copies {
-		l.copies[rank] = copySent
+	pages := rapid.IntRange(1, len(l.keys)).Draw(w.T, "begin")
+	unbegun := 0
+	for _, state := range l.copies {
+		if state == copyNone {
+			unbegun++
+		}
 	}
-	w.sendBegin(l)
+	if unbegun == len(l.copies) && rapid.Bool().Draw(w.T, "all ranks") {
+		for rank := range l.copies {
+			l.copies[rank], l.begun[rank] = copySent, pages
+		}
+		l.held = false
+		w.sendBegin(l, wire.AllRanks, pages)
+		return
+	}
+	for rank, state := range l.copies {
+		if state == copyNone {
+			l.copies[rank], l.begun[rank] = copySent, pages
+			l.held = unbegun > 1
+			w.sendBegin(l, uint16(rank), pages)
+			return
+		}
+	}
 }
 
-func (w *world) sendBegin(l *mLease) {
+func (w *world) sendBegin(l *mLease, rank uint16, pages int) {
 	s := l.engine.scheduler
 	id := s.id
-	s.send(func() error { return w.rig.Begin(id, l.id, wire.AllRanks, uint32(l.begun)) })
+	s.send(func() error { return w.rig.Begin(id, l.id, rank, uint32(pages)) })
 }
 
 // copyIn draws a living rank's copy in one state.
@@ -174,10 +195,11 @@ func (w *world) endCopy() {
 	if !ok {
 		return
 	}
-	for page := range l.begun {
+	for page := range l.begun[rank] {
 		w.mustHold(l.engine, l, page)
 	}
 	l.copies[rank] = copyEnded
+	l.arrived[rank] = rapid.Bool().Draw(w.T, "ok")
 	w.sendRestored(l, rank)
 }
 
@@ -186,11 +208,26 @@ func (w *world) sendRestored(l *mLease, rank int) {
 	if !s.connected {
 		return // it resumes with this copy in its list
 	}
-	id, arrived := s.id, rapid.Bool().Draw(w.T, "ok")
-	cut := uint32(rapid.IntRange(0, l.begun).Draw(w.T, "cut"))
-	for _, part := range []wire.Range{{First: 0, Count: cut}, {First: cut, Count: uint32(l.begun) - cut}} {
+	id, pages := s.id, uint32(l.begun[rank])
+	cut := uint32(rapid.IntRange(0, l.begun[rank]).Draw(w.T, "cut"))
+	for _, part := range []wire.Range{{First: 0, Count: cut}, {First: cut, Count: pages - cut}} {
 		if part.Count > 0 {
-			s.send(func() error { return w.rig.Restored(id, l.id, uint16(rank), arrived, 100, []wire.Range{part}) })
+			s.send(func() error {
+				if l.arrived[rank] {
+					w.arrived(l, part)
+				}
+				return w.rig.Restored(id, l.id, uint16(rank), l.arrived[rank], 100, []wire.Range{part})
+			})
+		}
+	}
+}
+
+// arrived resolves warmed pages, each once.
+func (w *world) arrived(l *mLease, part wire.Range) {
+	for page := part.First; page < part.First+part.Count; page++ {
+		if warmed := w.warmed[l.places[page][0]]; warmed != nil && !warmed.restored {
+			warmed.restored = true
+			w.restoredBytes += warmed.bytes
 		}
 	}
 }
@@ -208,7 +245,7 @@ func (w *world) answerNotices() {
 		id := s.id
 		for _, l := range s.engine.leases {
 			if l.id == n.ID {
-				yielded := l.held && rapid.Bool().Draw(w.T, "yield")
+				yielded := l.held && !slices.ContainsFunc(l.copies, func(s copyState) bool { return s != copyNone }) && rapid.Bool().Draw(w.T, "yield")
 				l.held = l.held && !yielded
 				s.send(func() error { return w.rig.Revoked(id, l.id, yielded) })
 			}

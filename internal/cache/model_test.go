@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -40,6 +41,16 @@ type world struct {
 	engines []*mEngine
 	zombies []place // slices that a dead cuda_shared writer may still write
 	born    int
+
+	warmed        map[place]*warmPage // by the place of the first slice
+	preparedBytes uint64
+	restoredBytes uint64
+}
+
+// warmPage is a page that was read ahead of demand.
+type warmPage struct {
+	bytes    uint64
+	restored bool
 }
 
 // stamp is the content of one slice of one page.
@@ -49,7 +60,7 @@ func stamp(facts string, epoch uint64, key, rank int) string {
 
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{T: t, memory: map[place]string{}}
+		w := &world{T: t, memory: map[place]string{}, warmed: map[place]*warmPage{}}
 		w.rig = newRig(t, Config{
 			PoolBytes: 0, QueryBudgetBytes: 16 * granule, InstanceBudgetBytes: 10 * granule, SessionOperations: 4, GlobalOperations: 9,
 			Seed: rapid.Uint64Range(1, 1<<40).Draw(t, "seed"),
@@ -88,7 +99,7 @@ func (w *world) actions() map[string]func(*rapid.T) {
 	}
 	weights := map[string]int{
 		"query": 4, "begin": 4, "plan": 4, "copy": 3, "copied": 4, "reserve": 4, "hand": 5, "write": 8, "poll": 2, "notices": 2, "map": 2,
-		"deliver": 20,
+		"deliver": 20, "reconnect": 3, "restart": 4, "kill": 2, "disconnect": 2,
 	}
 	actions := map[string]func(*rapid.T){"": func(*rapid.T) { w.verify() }}
 	for name, step := range steps {
@@ -133,8 +144,36 @@ func (w *world) verify() {
 	if held := stats.WritingBytes + stats.AbandonedBytes + stats.QuarantinedBytes; held < written {
 		w.Fatalf("clients may write %d bytes, the cache keeps %d", written, held)
 	}
-	if prepared := stats.WarmupRestoredBytesTotal + stats.WarmupUnusedBytesTotal + stats.WarmupPendingBytes; prepared != stats.WarmupPreparedBytesTotal {
-		w.Fatalf("prepared %d bytes, resolved and pending %d", stats.WarmupPreparedBytesTotal, prepared)
+	w.verifyUsefulness(stats)
+	for _, inst := range w.rig.Status().Instances {
+		if used := inst.ChargedBytes["ready"] + inst.ChargedBytes["restoring"] + inst.ChargedBytes["stalled"]; used > 10*granule {
+			w.Fatalf("instance %s has %d bytes leased, its budget is %d", inst.Instance, used, 10*granule)
+		}
+	}
+}
+
+// verifyUsefulness checks that prepared = restored + unused + pending, with the first two known from what was warmed and reported. The report of a
+// quarantined copy is not heard, so restored may then be less.
+func (w *world) verifyUsefulness(stats Stats) {
+	w.Helper()
+	prepared, restored := stats.WarmupPreparedBytesTotal, stats.WarmupRestoredBytesTotal
+	if prepared != w.preparedBytes || restored+stats.WarmupUnusedBytesTotal+stats.WarmupPendingBytes != prepared {
+		w.Fatalf("%d bytes were prepared: %+v", w.preparedBytes, stats)
+	}
+	if restored > w.restoredBytes || restored < w.restoredBytes && stats.LateReportsTotal == 0 {
+		w.Fatalf("%d prepared bytes arrived, the cache counts %d", w.restoredBytes, restored)
+	}
+}
+
+// mustBeMapped checks that pages named to an engine lie where all its ranks can reach them.
+func (w *world) mustBeMapped(e *mEngine, places [][]place) {
+	w.Helper()
+	for _, page := range places {
+		for _, at := range page {
+			if at.arena == 1 && slices.Contains(e.mapped, false) {
+				w.Fatalf("engine %s was given %v, ranks mapped arena 1: %v", e.id, at, e.mapped)
+			}
+		}
 	}
 }
 
@@ -194,8 +233,68 @@ func placesOf(runs []wire.Run, slices []wire.Slice, pageBytes uint64) (places []
 	return places
 }
 
+// finish lets every engine of which no process died do all that it has begun, and wants everything back from it.
+func (w *world) finish() {
+	for _, e := range w.engines {
+		if slices.ContainsFunc(e.members(), func(s *mSession) bool { return s.process.dead }) {
+			continue
+		}
+		for _, s := range e.members() {
+			s.process.stopped = false
+			if !s.connected {
+				w.comeBack(s)
+			}
+		}
+		for range 3 * len(e.leases) {
+			w.finishOnce(e)
+		}
+		w.finishOnce(e)
+		for _, inst := range w.rig.Status().Instances {
+			if inst.Instance == e.id && (inst.Leases != 0 || inst.Reservations != 0) {
+				w.Fatalf("engine %s has finished, the cache holds %d leases and %d reservations for it", e.id, inst.Leases, inst.Reservations)
+			}
+		}
+	}
+	w.verify()
+}
+
+func (w *world) finishOnce(e *mEngine) {
+	for _, l := range e.leases {
+		if l.held {
+			l.held = false
+			id := e.scheduler.id
+			e.scheduler.send(func() error { return w.rig.Release(id, l.id, wire.AllRanks) })
+		}
+		for rank, state := range l.copies {
+			if state != copyNone && state != copyEnded {
+				l.copies[rank] = copyEnded
+				w.sendRestored(l, rank)
+			}
+		}
+	}
+	for _, r := range e.reservations {
+		for page := range r.keys {
+			for storage, view := range r.slices[page] {
+				if view.mayWrite() {
+					r.slices[page][storage] = sliceDropped
+					w.reportSlice(mSlice{e, r, page, storage})
+				}
+			}
+		}
+	}
+	for _, s := range e.members() {
+		w.deliverAll(s)
+	}
+	for _, operation := range inOrder(reverse(e.waiting)) {
+		got, err := w.rig.PollQuery(e.scheduler.id, operation, 1)
+		w.rig.must(err)
+		w.take(e, e.waiting[operation], got)
+	}
+}
+
 // quiesce lets every process end and wants everything back but what was quarantined.
 func (w *world) quiesce() {
+	w.finish()
 	for _, e := range w.engines {
 		for _, s := range e.members() {
 			if !s.process.exited {

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"testing"
+	"time"
 
 	"orbitkv/internal/wire"
 )
@@ -104,6 +105,30 @@ func TestReleaseAndBeginOfWhatIsBegun(t *testing.T) {
 	r.must(r.Restored(e.ranks[0].id, got.Lease, 0, true, 0, all(4)))
 	if r.Stats().Leases != 0 {
 		t.Fatal("the lease outlived its last consumer")
+	}
+	r.check()
+}
+
+func TestOneRankMayEndBeforeAnotherBegins(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := r.engine("a", 100, shape{slices: []uint64{page, page}})
+	r.publish(e, keysOf(0, 4))
+	got := r.query(e, keysOf(0, 4))
+	r.must(r.Begin(e.scheduler.id, got.Lease, 0, 4))
+	r.must(r.Restored(e.ranks[0].id, got.Lease, 0, true, page, all(4)))
+	if s := r.Stats(); s.QueryReservedByPhase["restoring"] != 4*2*page {
+		t.Fatalf("%+v", s)
+	}
+	r.clock.forward(time.Hour)
+	r.Tick()
+	if ids := e.scheduler.queue.take(NoticeRevoke); len(ids) != 0 {
+		t.Fatalf("a lease that was begun was asked back: %v", ids)
+	}
+	r.check()
+	r.must(r.Begin(e.scheduler.id, got.Lease, 1, 2))
+	r.must(r.Restored(e.ranks[1].id, got.Lease, 1, true, page, all(2)))
+	if r.Stats().Leases != 0 {
+		t.Fatal("the lease did not end")
 	}
 	r.check()
 }

@@ -70,7 +70,7 @@ func (c *Cache) relabel(l *lease) {
 		c.unlist(l)
 	case silent:
 		c.setPhase(l, phaseStalled)
-	case begun:
+	case l.started:
 		c.setPhase(l, phaseRestoring)
 	default:
 		c.setPhase(l, phaseReady)
@@ -119,7 +119,7 @@ func (c *Cache) quarantineConsumer(l *lease, rank int) {
 // askBack pushes a revoke for every lease that nobody began for RevokeAfter. Only the answer can end the lease.
 func (c *Cache) askBack() {
 	for _, l := range inOrder(c.leases) {
-		if l.revoked || l.session == nil || l.session.sink == nil || l.anyIn(consumerBegun) || !l.anyIn(consumerReady) {
+		if l.revoked || l.session == nil || l.session.sink == nil || l.started {
 			continue
 		}
 		if c.now.Sub(l.since) < c.config.RevokeAfter {
