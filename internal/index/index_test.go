@@ -246,6 +246,12 @@ func TestModel(t *testing.T) {
 					t.Fatalf("retire left state %v with %d references", p.state, p.refs)
 				}
 			},
+			// Always possible, so that a run in which the others have nothing to work on goes on.
+			"look elsewhere": func(t *rapid.T) {
+				if h, state, ok := x.Find(2, 0, key(rapid.IntRange(0, 60).Draw(t, "key"))); ok {
+					t.Fatalf("another namespace has page %v in state %v", h, state)
+				}
+			},
 			"promote": func(t *rapid.T) {
 				p := draw(t, Sealed, Reserved, Free)
 				x.Promote(p.handle, Class(rapid.IntRange(0, 2).Draw(t, "class")))

@@ -11,7 +11,8 @@ from typing import Any
 
 from runner.process import show
 
-OUTPUT_LINES_MAX = 400  # Kept of one test, to be shown when it fails.
+OUTPUT_LINES_MAX = 400  # Kept of one test, to be shown when it fails: the first lines say why, the last say where.
+OUTPUT_LINES_FIRST = 100
 SKIP_REASON = re.compile(r"^\s*\S+\.go:\d+: (.*)$")
 
 
@@ -65,7 +66,8 @@ class GoEvents:
             return  # The tool's own marks; the events say it already.
         kept = self._output.setdefault((package, test), [])
         kept.append(output.rstrip("\n"))
-        del kept[:-OUTPUT_LINES_MAX]
+        if len(kept) > OUTPUT_LINES_MAX:
+            del kept[OUTPUT_LINES_FIRST]
 
     def _result(self, event: dict[str, Any], action: str, test: str) -> None:
         package = event["Package"]

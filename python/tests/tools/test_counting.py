@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.counting import Count, GoEvents, read_junit
+from runner.counting import OUTPUT_LINES_MAX, Count, GoEvents, read_junit
 from runner.process import LIMIT_STATUS, end_group, run
 from runner.report import Outcome, closing
 
@@ -53,6 +53,14 @@ def test_go_failure_is_counted_once_and_shown(capsys: pytest.CaptureFixture[str]
     )
     assert count == Count(failed=[f"{PACKAGE} TestA/one"])
     assert "got 1, want 2" in capsys.readouterr().out
+
+
+def test_long_output_is_shown_from_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [("output", "TestA", f"line {i}\n") for i in range(2 * OUTPUT_LINES_MAX)]
+    go_events(("run", "TestA", ""), *lines, ("fail", "TestA", ""), ("fail", "", ""))
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("line ")]
+    assert len(shown) == OUTPUT_LINES_MAX
+    assert (shown[0], shown[-1]) == ("line 0", f"line {2 * OUTPUT_LINES_MAX - 1}")
 
 
 def test_go_parent_that_fails_by_itself_is_counted() -> None:
