@@ -20,6 +20,10 @@ func (w *world) newEpoch() {
 	var err error
 	e.ns, err = w.rig.NewEpoch(e.scheduler.id, e.id, e.epoch)
 	w.rig.must(err)
+	id := e.scheduler.id
+	for _, operation := range inOrder(reverse(e.waiting)) { // one may have become ready without its client knowing
+		e.scheduler.send(func() error { return w.rig.CancelQuery(id, operation, 1) })
+	}
 	e.waiting = map[uint64][]int{}
 }
 
@@ -131,6 +135,9 @@ func (w *world) disconnect() {
 	} else {
 		s.queue = nil
 		w.rig.BreakSession(s.id)
+	}
+	if rapid.IntRange(0, 3).Draw(w.T, "and dies") == 0 {
+		w.end(s)
 	}
 }
 
