@@ -21,6 +21,7 @@ const (
 	NamespacesMax     = 4096 // namespaces that an instance uses or that have pages
 	SliceBytesMax     = 256 << 20
 	PrivatePagesMax   = 64    // pages of one private namespace
+	unnamedMax        = 1024  // reservations of an instance whose late reports are known as such
 	ReclaimBatchPages = 512   // victims between two looks at the allocator
 	sweepRecords      = 8192  // records that one step of a sweep looks at
 	serveKeys         = 16384 // keys that one call looks up for waiting queries

@@ -159,17 +159,72 @@ func TestDisconnectAndResumeOfAScheduler(t *testing.T) {
 	for _, l := range []Result{kept, begun} {
 		r.must(r.Restored(e.ranks[0].id, l.Lease, 0, true, page, all(2)))
 	}
-	r.must(r.Committed(e.ranks[0].id, first.Reservation, 0, all(2))) // the worker accounts for it
+	if s := r.Stats(); s.Reservations != 1 || s.WritingBytes != 2*page {
+		t.Fatalf("reservation %#x was not named and ends: %+v", first.Reservation, s)
+	}
 	r.must(r.Abandoned(now.id, second.Reservation, wire.AllRanks, all(2)))
 	e.scheduler = now
-	if n := r.found(e, keysOf(20, 2)); n != 2 {
-		t.Fatalf("%d pages", n)
+	if got := r.publish(e, keysOf(20, 2)); got.Pages != 2 {
+		t.Fatalf("the keys of an abandoned reservation are not granted again: %+v", got)
 	}
 	if s := r.Stats(); s.Leases != 0 || s.Reservations != 0 || s.SessionsDisconnected != 0 {
 		t.Fatalf("%+v", s)
 	}
 	_, _, err = r.Resume(now.id, e.scheduler.token, nil, nil)
 	r.fails(err, wire.StatusUnknown)
+	r.check()
+}
+
+// A scheduler that resumes names every reservation that a rank may still write. One that it does not name ends, whatever its ranks reported: a report
+// that was on the way is late. One that it names goes on.
+func TestReservationsThatAResumedSchedulerDoesNotName(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := r.engine("a", 100, writers(wire.WriterHost, wire.WriterCudaShared))
+	named, unnamed := r.reserve(e, keysOf(0, 2)), r.reserve(e, keysOf(10, 4))
+	r.must(r.Committed(e.ranks[0].id, unnamed.Reservation, 0, all(3)))
+	r.must(r.Committed(e.ranks[1].id, unnamed.Reservation, 1, all(1)))
+	r.BreakSession(e.scheduler.id)
+	now := r.connect(e.scheduler.process, wire.RoleScheduler)
+	_, took, err := r.Resume(now.id, e.scheduler.token, nil, []uint64{named.Reservation})
+	r.must(err)
+	e.scheduler = now
+	if s := r.Stats(); len(took) != 1 || s.Reservations != 1 || s.WritingBytes != 2*2*page || s.PoolUsedBytes != (2+1)*2*page {
+		t.Fatalf("took %v: %+v", took, s)
+	}
+	r.check()
+
+	r.must(r.Committed(e.ranks[1].id, unnamed.Reservation, 1, []wire.Range{{First: 1, Count: 3}}))
+	r.must(r.Abandoned(e.ranks[0].id, unnamed.Reservation, 0, []wire.Range{{First: 3, Count: 1}}))
+	r.must(r.Abandoned(now.id, unnamed.Reservation, wire.AllRanks, all(4)))
+	if s := r.Stats(); s.LateReportsTotal != 3 || s.PageInsertionsTotal != 1 {
+		t.Fatalf("%+v", s)
+	}
+	r.commit(e, named)
+	if got := r.publish(e, keysOf(11, 3)); got.Pages != 3 || r.found(e, keysOf(0, 2)) != 2 || r.found(e, keysOf(10, 4)) != 4 {
+		t.Fatalf("%+v", got)
+	}
+	r.fails(r.Committed(e.ranks[0].id, named.Reservation, 0, all(2)), wire.StatusUnknown)
+	r.check()
+}
+
+func TestLateReportsOfUnnamedReservationsAreBounded(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib, SessionOperations: 4})
+	e := r.engine("a", 100, one(page))
+	first := r.reserve(e, keysOf(0, 1))
+	for ended := uint64(0); ended <= unnamedMax; {
+		for range 4 - r.Stats().Reservations {
+			r.reserve(e, keysOf(int(e.operation), 1))
+		}
+		ended += r.Stats().Reservations
+		now := r.connect(e.scheduler.process, wire.RoleScheduler)
+		_, _, err := r.Resume(now.id, e.scheduler.token, nil, nil)
+		r.must(err)
+		e.scheduler = now
+	}
+	if kept := len(r.instances["a"].unnamed); kept != unnamedMax {
+		t.Fatalf("%d reservations are remembered", kept)
+	}
+	r.fails(r.Committed(e.ranks[0].id, first.Reservation, 0, all(1)), wire.StatusUnknown)
 	r.check()
 }
 

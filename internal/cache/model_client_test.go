@@ -113,6 +113,27 @@ func (r *mReservation) mayWrite(page int) bool {
 	return slices.ContainsFunc(r.slices[page], sliceView.mayWrite)
 }
 
+// handedOut says whether a rank may write, or has the plan on the way to it.
+func (r *mReservation) handedOut() bool {
+	for page := range r.keys {
+		if slices.Contains(r.slices[page], sliceSent) || slices.Contains(r.slices[page], sliceHanded) {
+			return true
+		}
+	}
+	return false
+}
+
+// giveUp keeps the scheduler from handing out what it still has.
+func (r *mReservation) giveUp() {
+	for page := range r.keys {
+		for storage, view := range r.slices[page] {
+			if view == sliceGranted {
+				r.slices[page][storage] = sliceGivenUp
+			}
+		}
+	}
+}
+
 // start runs an engine: shapes 0 and 1 have equal facts and geometry, 2 has two ranks, 3 replicated content.
 func (w *world) start(kind int) *mEngine {
 	w.born++

@@ -176,7 +176,11 @@ func (w *world) resumeScheduler(e *mEngine, token wire.ID16) {
 		}
 	}
 	for _, r := range e.reservations {
-		reservations = append(reservations, r.id)
+		if r.handedOut() || rapid.Bool().Draw(w.T, "named") {
+			reservations = append(reservations, r.id)
+		} else {
+			r.giveUp()
+		}
 	}
 	tookLeases, tookReservations, err := w.rig.Resume(e.scheduler.id, token, leases, reservations)
 	w.rig.must(err)

@@ -152,8 +152,9 @@ func (c *Cache) heard(s *session) {
 
 // Resume gives what a disconnected session of the same process still uses to the session id: its leases and reservations by id,
 // its place as a rank and its place as the scheduler. The rest of the old session is closed: unbegun leases that are not named are
-// released; copies that no living process accounts for are quarantined (I8). It returns what was taken over. An old session that is
-// still open is closed first. StatusUnknown: no such session of this process.
+// released, reservations that a scheduler does not name were handed to no rank, or every rank has ended its copies: they are abandoned; copies
+// that no living process accounts for are quarantined (I8). It returns what was taken over. An old session that is still open is closed
+// first. StatusUnknown: no such session of this process.
 func (c *Cache) Resume(id SessionID, token wire.ID16, leases, reservations []uint64) (tookLeases, tookReservations []uint64, err error) {
 	c.enter()
 	defer c.leave()
@@ -257,10 +258,14 @@ func (c *Cache) resumeReservations(old, s *session, claimed []uint64) (took []ui
 	}
 	for _, r := range inOrder(old.reservations) {
 		c.disown(r)
-		if slices.Contains(took, r.id) {
+		rank := r.instance.rankOf(s)
+		switch {
+		case slices.Contains(took, r.id):
 			c.own(r, s)
-		} else if rank := r.instance.rankOf(s); rank >= 0 {
+		case rank >= 0:
 			c.endSlices(r, rank, sliceQuarantined)
+		case s.role == wire.RoleScheduler:
+			c.abandonUnnamed(r)
 		}
 	}
 	if s.instance != nil {

@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"slices"
+
 	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
 )
@@ -50,7 +52,8 @@ func (c *Cache) endReported(kind string, id SessionID, reservationID uint64, ran
 		return err
 	}
 	r := c.reservations[reservationID]
-	if r == nil && s.echoes[reservationID] {
+	late := s.echoes[reservationID] || s.instance != nil && slices.Contains(s.instance.unnamed, reservationID)
+	if r == nil && late {
 		c.counters.lateReports++
 		return nil
 	}
@@ -58,7 +61,7 @@ func (c *Cache) endReported(kind string, id SessionID, reservationID uint64, ran
 	if err != nil {
 		return err
 	}
-	if !s.echoes[reservationID] {
+	if !late {
 		if err := c.mustBeReserved(kind, r, storage, ranges); err != nil {
 			return err
 		}
@@ -137,6 +140,20 @@ func (c *Cache) endSlicesAt(r *reservation, storage int, end sliceState) {
 		c.endSlice(r, page, storage, end)
 	}
 	c.closeIfEnded(r)
+}
+
+// abandonUnnamed ends a reservation that its resumed scheduler does not name. The scheduler alone hands slices to ranks, and it named every
+// reservation that a rank may still write, so no copy runs and none can start (I2). The report of a copy that ended just before may be
+// on the way on the rank's own socket: it is late, not wrong.
+func (c *Cache) abandonUnnamed(r *reservation) {
+	inst := r.instance
+	if len(inst.unnamed) >= unnamedMax {
+		inst.unnamed = slices.Delete(inst.unnamed, 0, 1)
+	}
+	inst.unnamed = append(inst.unnamed, r.id)
+	for storage := range r.openBy {
+		c.endSlicesAt(r, storage, sliceAbandoned)
+	}
 }
 
 // endSlice moves one reserved slice to a terminal state, and its page with it. Another slice's state is left alone.
