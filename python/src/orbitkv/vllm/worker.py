@@ -244,11 +244,15 @@ class WorkerSide:
         if attachment is None or not attachment.attached:
             self._golden_done(loan.loan, GoldenResult.NOT_RUN)
             return
-        threading.Thread(
-            target=lambda: self._golden_done(loan.loan, self._golden(attachment, loan.source, loan.target)),
-            name="orbitkv-golden",
-            daemon=True,
-        ).start()
+
+        def check() -> None:
+            result = GoldenResult.NOT_RUN  # Also when the engine's own tensors raise: the loan must end.
+            try:
+                result = self._golden(attachment, loan.source, loan.target)
+            finally:
+                self._golden_done(loan.loan, result)
+
+        threading.Thread(target=check, name="orbitkv-golden", daemon=True).start()
 
     def _golden(self, attachment: Attachment, source: int, target: int) -> GoldenResult:
         check = GoldenCheck(

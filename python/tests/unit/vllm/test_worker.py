@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any, cast
 
@@ -10,9 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from harness.fakes import FakeManager, FakeTensors
-from orbitkv.errors import ConfigurationError
+from orbitkv.errors import ChannelClosed, ConfigurationError
 from orbitkv.timeline import Timeline
-from orbitkv.transfer import HostBackend, Transfer
+from orbitkv.transfer import HostBackend, Publish, Restore, Transfer
 from orbitkv.vllm.attachment import Attachment, RankPlace
 from orbitkv.vllm.plans import GoldenLoan, GoldenResult, PublishPlan, RestorePlan, SlicePlace, StepPlan, StepReport
 from orbitkv.vllm.settings import read_settings
@@ -28,11 +29,12 @@ class Gatekeeper:
 
     def __init__(self) -> None:
         self.held_layer = -1
+        self.held_kind: type[Transfer] = Transfer
         self.reached = threading.Event()
         self.go = threading.Event()
 
-    def __call__(self, _: Transfer, layer: int) -> None:
-        if layer == self.held_layer:
+    def __call__(self, transfer: Transfer, layer: int) -> None:
+        if layer == self.held_layer and isinstance(transfer, self.held_kind):
             self.reached.set()
             assert self.go.wait(WAIT_SECONDS)
 
@@ -159,6 +161,48 @@ def test_without_arenas_the_round_trip_is_still_due() -> None:
 def test_lent_blocks_are_answered_in_a_later_step(rig: Rig) -> None:
     rig.side.end_step(rig.plan(golden=GoldenLoan(3, 4, 5)))
     assert rig.until_report().golden == {3: (1, GoldenResult.PASSED)}
+
+
+@pytest.mark.parametrize("direction", [Restore, Publish])
+def test_a_golden_copy_that_is_late_keeps_its_blocks_until_it_ends(
+    caplog: pytest.LogCaptureFixture, direction: type[Transfer]
+) -> None:
+    """Its destination would be another request's block by then (I2)."""
+    rig = Rig({"orbitkv.timeout_ms": 10})
+    rig.gate.held_kind, rig.gate.held_layer = direction, 0
+    with caplog.at_level(logging.WARNING, "vllm.orbitkv"):
+        rig.side._link.start()
+        rig.side.end_step(rig.plan(golden=GoldenLoan(3, 4, 5)))
+        assert rig.gate.reached.wait(WAIT_SECONDS)
+        while "stay lent" not in caplog.text:
+            rig.side.end_step(rig.plan())
+            assert not rig.side.report(), "the copy has not ended"
+    assert rig.tensors.read(1, 4).any(), "nothing is blanked under a copy"
+    rig.gate.go.set()
+    assert rig.until_report().golden == {3: (1, GoldenResult.PASSED)}
+    assert not rig.tensors.memory.any()
+    rig.close()
+
+
+def test_a_loan_ends_when_the_engines_tensors_raise(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no such block")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(rig.tensors, "write", refuse)
+    rig.side.end_step(rig.plan(golden=GoldenLoan(3, 4, 5)))
+    assert rig.until_report().golden == {3: (1, GoldenResult.NOT_RUN)}
+
+
+def test_a_channel_that_breaks_before_the_golden_round_trip_ends_its_loan(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise ChannelClosed("closed by the test")
+
+    monkeypatch.setattr(rig.manager, "wait_arenas", refuse)
+    rig.side.end_step(rig.plan(golden=GoldenLoan(3, 4, 5)))
+    assert rig.until_report().golden == {3: (1, GoldenResult.NOT_RUN)}
 
 
 def test_restored_bytes_are_those_of_the_arena(rig: Rig) -> None:
