@@ -120,6 +120,9 @@ func (w *world) verify() {
 	for _, e := range w.engines {
 		for _, l := range e.leases {
 			pages := l.mayRead()
+			if held := w.held(l); held < pages {
+				w.Fatalf("engine %s may read %d pages of lease %#x, the cache keeps %d", e.id, pages, l.id, held)
+			}
 			read += uint64(pages) * e.ns.PageBytes
 			for page := range pages {
 				w.mustHold(e, l, page)
@@ -150,6 +153,14 @@ func (w *world) verify() {
 			w.Fatalf("instance %s has %d bytes leased, its budget is %d", inst.Instance, used, 10*granule)
 		}
 	}
+}
+
+// held is the number of leading pages that the cache has referenced and charged for a lease.
+func (w *world) held(l *mLease) int {
+	if known := w.rig.leases[l.id]; known != nil {
+		return known.held
+	}
+	return 0
 }
 
 // verifyUsefulness checks that prepared = restored + unused + pending, with the first two known from what was warmed and reported. The report of a
