@@ -113,14 +113,11 @@ func (r *mReservation) mayWrite(page int) bool {
 	return slices.ContainsFunc(r.slices[page], sliceView.mayWrite)
 }
 
-// handedOut says whether a rank may write, or has the plan on the way to it.
+// handedOut says whether a rank may write, has the plan on the way to it, or died before it reported: its device may go on.
 func (r *mReservation) handedOut() bool {
-	for page := range r.keys {
-		if slices.Contains(r.slices[page], sliceSent) || slices.Contains(r.slices[page], sliceHanded) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.slices, func(page []sliceView) bool {
+		return slices.ContainsFunc(page, func(v sliceView) bool { return v == sliceSent || v == sliceHanded || v == sliceLost })
+	})
 }
 
 // giveUp keeps the scheduler from handing out what it still has.

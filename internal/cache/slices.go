@@ -143,8 +143,8 @@ func (c *Cache) endSlicesAt(r *reservation, storage int, end sliceState) {
 }
 
 // abandonUnnamed ends a reservation that its resumed scheduler does not name. The scheduler alone hands slices to ranks, and it named every
-// reservation that a rank may still write, so no copy runs and none can start (I2). The report of a copy that ended just before may be
-// on the way on the rank's own socket: it is late, not wrong.
+// reservation that a rank may still write, one that died before its report included, so no copy runs and none can start (I2). The report of a
+// copy that ended just before may be on the way on the rank's own socket: it is late, not wrong.
 func (c *Cache) abandonUnnamed(r *reservation) {
 	inst := r.instance
 	if len(inst.unnamed) >= unnamedMax {
