@@ -7,7 +7,8 @@
 One lock decides between `begin` and a revoke, and the frame that tells the Manager is queued under that lock, so that
 the Manager reads the frames in the order in which the states changed. Sending never blocks, so the lock is short.
 A held lease (its engine pass has not ended) answers a revoke with "in use". Only living leases have an entry, so the
-table is bounded by the Manager's operations of a session and by ACTIVE_MAX.
+table is bounded by the Manager's operations of a session and by ACTIVE_MAX. What was begun is kept with its lease: a
+connection that breaks may lose a begin, and who resumes says it again.
 
 Lock order: the table's lock, then the channel's send lock. The table calls nothing else under its lock.
 """
@@ -19,9 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from orbitkv._wire import FRAME_IDS_MAX
 from orbitkv.errors import LeaseLost
 
-ACTIVE_MAX = 4096  # begun leases kept for a resume; past it the oldest is forgotten, since it ended long ago
+ACTIVE_MAX = FRAME_IDS_MAX  # begun leases kept for a resume; past it the oldest is forgotten, since it ended long ago
 
 
 class LeaseState(Enum):
@@ -45,7 +47,7 @@ class LeaseTable:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[int, Entry] = {}
-        self._active: dict[int, None] = {}
+        self._active: dict[int, dict[int, int]] = {}  # begun pages of each rank
         self.forgotten = 0  # active leases dropped at ACTIVE_MAX
         self.yielded = 0  # leases that a revoke won
 
@@ -60,13 +62,18 @@ class LeaseTable:
             self._entries[lease] = Entry(LeaseState.ACTIVE)
             self._remember(lease)
 
+    def begun(self, lease: int) -> dict[int, int]:
+        """Return how many pages each rank (or ALL_RANKS) has begun of a lease."""
+        with self._lock:
+            return dict(self._active.get(lease, {}))
+
     def state(self, lease: int) -> LeaseState | None:
         """Return the state, or None when the lease is gone."""
         with self._lock:
             entry = self._entries.get(lease)
             return entry.state if entry else None
 
-    def begin(self, lease: int, send: Callable[[], None]) -> None:
+    def begin(self, lease: int, rank: int, pages: int, send: Callable[[], None]) -> None:
         """Send and move to active; again for each rank that begins for itself.
 
         LeaseLost when a revoke or release won. What `send` raises leaves the lease ready.
@@ -80,7 +87,7 @@ class LeaseTable:
                 )
             send()
             entry.state = LeaseState.ACTIVE
-            self._remember(lease)
+            self._remember(lease)[rank] = pages
 
     def release(self, lease: int, send: Callable[[], None]) -> bool:
         """Give an unbegun lease back and send; return False when there was nothing to give back."""
@@ -130,10 +137,11 @@ class LeaseTable:
         with self._lock:
             return list(self._active)
 
-    def _remember(self, lease: int) -> None:
-        self._active[lease] = None
+    def _remember(self, lease: int) -> dict[int, int]:
+        begun = self._active.setdefault(lease, {})
         if len(self._active) > ACTIVE_MAX:
             oldest = next(iter(self._active))
             del self._active[oldest]
             self._entries.pop(oldest, None)
             self.forgotten += 1
+        return begun

@@ -84,7 +84,7 @@ class Lease:
         if not 0 < pages <= self.pages:
             raise ProtocolError(f"a begin of {pages} pages does not fit lease {self.id:#x} of {self.pages}")
         message = _wire.Begin(self.id, rank, pages)
-        self._session.leases.begin(self.id, lambda: self._session.channel.send(message))
+        self._session.leases.begin(self.id, rank, pages, lambda: self._session.channel.send(message))
 
     def release(self, rank: int = _wire.ALL_RANKS) -> None:
         """Give an unbegun lease back; does nothing when it was begun, revoked or given back before."""

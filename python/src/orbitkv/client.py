@@ -15,6 +15,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -207,6 +208,20 @@ class CacheManagerClient:
         for lease in answer.leases:
             self._leases.adopt(lease)
         return list(answer.leases), list(answer.reservations)
+
+    def take_over(self, previous: CacheManagerClient, reservations: Sequence[int] = ()) -> tuple[list[int], list[int]]:
+        """Close an older client of this process and resume its session with the leases that were begun through it.
+
+        Each begin is said again, since the older connection may have lost it. Returns and raises like `resume`.
+        """
+        # Closed first: a begin either precedes what is claimed here, or fails and nothing is copied under it.
+        previous._channel.close("a later session takes over")
+        leases, taken = self.resume(previous.token, previous.leases_in_use, reservations)
+        for lease in leases:
+            for rank, pages in previous._leases.begun(lease).items():
+                again = partial(self._channel.report, _wire.Begin(lease, rank, pages))
+                self._leases.begin(lease, rank, pages, again)
+        return leases, taken
 
     # Restoring.
 

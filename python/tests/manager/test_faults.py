@@ -227,6 +227,21 @@ def test_a_closed_socket_of_a_living_process_frees_nothing_and_resume_takes_it_o
         assert replica.restore(fresh, expect=8) == 8
 
 
+def test_a_begin_that_was_lost_with_its_connection_is_said_again(manager: ManagerProcess) -> None:
+    with Replica(manager.socket, "one") as replica:
+        keys = oracle.prefix(1, 8)
+        replica.publish(keys)
+        lease = replica.scheduler.query(replica.namespace, keys, instance="one", wait_us=None).lease
+        assert lease is not None
+        old = replica.scheduler
+        old._leases.begin(lease.id, ALL_RANKS, 8, lambda: None)  # It sat in the queue when the connection broke.
+        old._channel.close("broken by the test")
+        replica.scheduler = CacheManagerClient(manager.socket, role=Role.SCHEDULER)
+        assert replica.scheduler.take_over(old) == ([lease.id], [])
+        replica.ranks[0].client.restored(lease.id, 0, True, 8 * replica.shape.slice_bytes, [(0, 8)])
+        eventually(lambda: manager.metric("orbitkv_query_reserved_bytes") == 0, "the lease ends with its last report")
+
+
 GARBAGE = {
     "zeros": bytes(4096),
     "ones": b"\xff" * 4096,

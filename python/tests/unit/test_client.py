@@ -16,7 +16,7 @@ import pytest
 from harness.peer import DEADLINE, Peer, scripted
 from orbitkv import _connect, _query, _wire
 from orbitkv.client import ALL_RANKS, CacheManagerClient, Namespace, Notice, Role, State, Status, Topic, ranges_of
-from orbitkv.errors import LeaseLost, ManagerUnavailable, ProtocolError, Refused
+from orbitkv.errors import ChannelClosed, LeaseLost, ManagerUnavailable, ProtocolError, Refused
 
 SPACE = Namespace(3, 0, 8192, (8192,), ())
 SEALS = 0x0002 | 0x0004 | 0x0001
@@ -48,6 +48,35 @@ def test_a_late_answer_of_a_query_is_taken_at_the_next_refresh(tmp_path: Path) -
         assert query.lease.locations().tolist() == [4096, 4096 + 8192]
         query.lease.begin(1)
         assert client.leases_in_use == [77]
+
+
+def test_who_takes_over_says_each_begin_again(tmp_path: Path) -> None:
+    """The older connection may have lost it, and the Manager counts reports only of what was begun."""
+
+    def older(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        peer.put(result(message.operation, _wire.Outcome.READY, 2, 77), request)
+        peer.expect(_wire.Begin)
+        with pytest.raises(AssertionError):
+            peer.take()  # The session is closed before anything of it is claimed.
+
+    def later(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Resume)
+        assert message == _wire.Resume(b"t" * 16, (77,), (5,))
+        peer.put(_wire.Resumed((77,), (5,)), request)
+        assert peer.expect(_wire.Begin)[1] == _wire.Begin(77, 1, 2)
+
+    (tmp_path / "later").mkdir()
+    with scripted(tmp_path, older) as first, scripted(tmp_path / "later", later) as second:
+        lease = first.query(SPACE, bytes(64), instance="i", wait_us=None).lease
+        assert lease is not None
+        lease.begin(2, rank=1)
+        assert second.take_over(first, [5]) == ([77], [5])
+        assert not first.alive
+        assert second.leases_in_use == [77]
+        with pytest.raises(ChannelClosed):
+            lease.begin(2, rank=0)
 
 
 @pytest.mark.parametrize("poll_seconds", [0.05, 3600.0], ids=["lost notice", "notice"])

@@ -7,7 +7,9 @@ import threading
 
 import pytest
 
+from orbitkv import _wire
 from orbitkv._leases import ACTIVE_MAX, LeaseState, LeaseTable
+from orbitkv._wire import ALL_RANKS
 from orbitkv.errors import ChannelFull, LeaseLost
 
 
@@ -19,12 +21,12 @@ def test_begin_beats_a_later_revoke_and_loses_to_an_earlier_one() -> None:
     table = LeaseTable()
     answers: list[bool] = []
     table.add(1)
-    table.begin(1, nothing)
+    table.begin(1, ALL_RANKS, 2, nothing)
     assert not table.revoke(1, answers.append)
     table.add(2)
     assert table.revoke(2, answers.append)
     with pytest.raises(LeaseLost):
-        table.begin(2, nothing)
+        table.begin(2, ALL_RANKS, 2, nothing)
     assert answers == [False, True]
     assert table.state(1) is LeaseState.ACTIVE
     assert table.state(2) is None
@@ -49,7 +51,7 @@ def test_a_begin_that_cannot_be_sent_leaves_the_lease_ready() -> None:
         raise ChannelFull("full")
 
     with pytest.raises(ChannelFull):
-        table.begin(1, full)
+        table.begin(1, ALL_RANKS, 2, full)
     assert table.state(1) is LeaseState.READY
     assert table.release(1, nothing)
     assert not table.release(1, nothing)
@@ -58,7 +60,7 @@ def test_a_begin_that_cannot_be_sent_leaves_the_lease_ready() -> None:
 def test_release_does_not_end_an_active_lease() -> None:
     table = LeaseTable()
     table.add(1)
-    table.begin(1, nothing)
+    table.begin(1, ALL_RANKS, 2, nothing)
     assert not table.release(1, nothing)
     assert table.in_use() == [1]
     table.forget(1)
@@ -69,8 +71,8 @@ def test_each_rank_may_begin_for_itself() -> None:
     table = LeaseTable()
     table.add(1)
     sent: list[int] = []
-    table.begin(1, lambda: sent.append(0))
-    table.begin(1, lambda: sent.append(1))
+    table.begin(1, ALL_RANKS, 2, lambda: sent.append(0))
+    table.begin(1, ALL_RANKS, 2, lambda: sent.append(1))
     assert sent == [0, 1]
     assert table.in_use() == [1]
 
@@ -79,10 +81,26 @@ def test_active_leases_are_bounded() -> None:
     table = LeaseTable()
     for lease in range(1, ACTIVE_MAX + 3):
         table.add(lease)
-        table.begin(lease, nothing)
+        table.begin(lease, ALL_RANKS, 2, nothing)
     assert table.forgotten == 2
     assert len(table.in_use()) == ACTIVE_MAX
     assert table.in_use()[0] == 3
+
+
+def test_what_was_begun_is_kept_until_the_lease_ends() -> None:
+    table = LeaseTable()
+    table.add(1)
+    assert table.begun(1) == {}
+    table.begin(1, 0, 3, nothing)
+    table.begin(1, 1, 2, nothing)
+    assert table.begun(1) == {0: 3, 1: 2}
+    table.forget(1)
+    assert table.begun(1) == {}
+
+
+def test_every_active_lease_fits_into_one_resume() -> None:
+    frame = _wire.encode(_wire.Resume(bytes(16), range(ACTIVE_MAX), range(128)), 1)
+    assert len(frame) <= _wire.FRAME_BYTES_MAX
 
 
 def test_a_resumed_lease_is_active() -> None:
@@ -103,7 +121,7 @@ def test_begin_and_revoke_race_has_one_winner_and_frames_in_the_order_of_states(
         def begin(lease: int = lease, frames: list[str] = frames, start: threading.Barrier = start) -> None:
             start.wait()
             try:
-                table.begin(lease, lambda: frames.append("begin"))
+                table.begin(lease, ALL_RANKS, 2, lambda: frames.append("begin"))
             except LeaseLost:
                 frames.append("lost")
 
