@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orbitkv.client import Arena, Grant, Namespace, Slice, State
-from orbitkv.errors import ChannelClosed, LeaseLost
+from orbitkv.client import Arena, Grant, Limits, Namespace, Slice, State, Status
+from orbitkv.errors import ChannelClosed, LeaseLost, Refused
 from orbitkv.transfer import KVLayout, LayerLayout
 
 PAGE_BYTES = 4096
@@ -153,14 +153,21 @@ class FakeReserve:
         self.pages = 0
         self.dropped = False
         self._late: list[Grant] | None = None
+        self._refusal: Refused | None = None
 
     def answer(self, grants: Sequence[Grant]) -> None:
         """Let the answer be there at the next refresh."""
         self._late = list(grants)
 
+    def refuse(self, status: Status) -> None:
+        """Let a refusal be there at the next refresh."""
+        self._refusal = Refused(status, "refused by the test")
+
     def refresh(self, wait_us: int | None = 0) -> bool:  # noqa: ARG002 - the fake never waits
         """Take the answer if it is there."""
         self._client.check()
+        if self._refusal is not None:
+            raise self._refusal
         if self._late is not None:
             self.grants = np.array(self._late, np.uint8)
             self.pages = int((self.grants == Grant.GRANTED).sum())
@@ -186,6 +193,7 @@ class FakeClient:
     def __init__(self, incarnation: bytes = b"life-1".ljust(16)) -> None:
         self.incarnation = incarnation
         self.token = b"token".ljust(16)
+        self.limits = Limits(1 << 16, 1 << 16, 128, 1 << 30)
         self.alive = True
         self.leases_in_use: list[int] = []
         self.sent: list[tuple[Any, ...]] = []

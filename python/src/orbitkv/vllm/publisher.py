@@ -3,7 +3,7 @@
 A batch of blocks moves
 
     collected (touched) ──reserve──► asked ──answer──► planned ──all ranks copied──► given back
-                                   │ no answer within the call deadline, session lost, reset
+                                   │ refused, no answer within the call deadline, session lost, reset
                                    └──────────────────────────────────────────► given back; a late grant is abandoned
 
 - Only confirmed full blocks are taken: the engine has processed the output of a step that came after the blocks were
@@ -36,6 +36,7 @@ RESERVES_MAX = 16  # unanswered reserves; at the bound nothing is collected
 COPY_PAGES = 32  # pages of one batch of a plan: a batch's blocks are given back together
 QUIET_SECONDS = 0.25  # a reserve that is unanswered for so long stops the collecting: the Manager may be stopped
 PRESSED_SECONDS = 0.1  # how long an unanswered reserve keeps its sources from an engine that runs out of blocks
+COPYING_SHARE = 2  # nothing is collected while copies hold one in this many of the engine's blocks
 PRESSED_SHARE = 4  # an engine runs out when less than one in this many of its blocks is free
 
 
@@ -95,6 +96,8 @@ class Publisher:
     _asked: list[Batch] = field(default_factory=list)
     _planned: dict[int, Planned] = field(default_factory=dict)
     _held: int = 0
+    _copying: int = 0  # blocks that workers read
+    _draining: bool = False  # a bound was reached: nothing is collected until copies end
     _silent: bool = False  # the last reserve was given up unanswered: the next one is a probe of COPY_PAGES pages
     _tickets: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -165,6 +168,7 @@ class Publisher:
         """Take answers, give up on overdue ones, ask for what was collected; return the plans of this step."""
         plans = [plan for batch in self._answered(session) for plan in self._plan(batch)]
         self._ask(session)
+        self._draining = session is not None and self._at_bound(session)
         self.stats.gauge("pending_save_requests", len(self._asked) + len(self._planned))
         return plans
 
@@ -177,6 +181,7 @@ class Publisher:
         if planned.ranks < self.world:
             return
         del self._planned[ticket]
+        self._copying -= len(planned.blocks)
         self._give_back(planned.blocks, planned.keys)
         if all(other.reservation != planned.reservation for other in self._planned.values()):
             planned.session.reservations.discard(planned.reservation)
@@ -204,7 +209,9 @@ class Publisher:
         return True
 
     def _pages_max(self) -> int:
-        """Return how many pages may be collected now. A silent Manager must not tie up the engine's blocks."""
+        """Return how many pages may be collected now. A silent or slow Manager must not tie up the engine's blocks."""
+        if self._draining:
+            return 0
         if self._asked and (self._silent or self.clock() - self._asked[0].asked >= QUIET_SECONDS):
             return 0
         return COPY_PAGES if self._silent else RESERVE_PAGES_MAX
@@ -226,18 +233,25 @@ class Publisher:
             self._give_back(self._blocks, self._keys)
             self._blocks, self._keys = [], []
             return
-        if len(self._asked) >= RESERVES_MAX:
+        if self._at_bound(session):
             return
         blocks, keys = self._blocks, self._keys
         self._blocks, self._keys = [], []
         try:
             reserve = session.client.reserve(session.namespace, b"".join(keys), instance=session.instance, wait_us=0)
         except OrbitKVError as fault:
-            session.fail(fault)
-            self.stats.count("save_failure", len(keys))
-            self._give_back(blocks, keys)
+            self._fail(session, fault, blocks, keys)
             return
         self._asked.append(Batch(session, reserve, blocks, keys, self.clock()))
+
+    def _at_bound(self, session: SchedulerSession) -> bool:
+        """Return whether answers or copies must come before more is asked for."""
+        assert self.pool is not None
+        return (
+            len(self._asked) >= RESERVES_MAX
+            or len(self._asked) + len(session.reservations) >= session.reservations_max
+            or self._copying * COPYING_SHARE >= len(self.pool.blocks)
+        )
 
     def _answered(self, session: SchedulerSession | None) -> list[Batch]:
         """Return the batches whose answer came; give up on those that are overdue or whose session is gone."""
@@ -246,9 +260,14 @@ class Publisher:
         ready, waiting = [], []
         for batch in self._asked:
             if batch.session is not session:
-                self._give_back(batch.blocks, batch.keys)
-                self.stats.count("save_failure", len(batch.keys))
-            elif self._has_answer(batch):
+                self._give_up(batch)
+                continue
+            try:
+                batch.reserve.refresh()
+            except OrbitKVError as fault:
+                self._fail(batch.session, fault, batch.blocks, batch.keys)
+                continue
+            if batch.reserve.answered:
                 self._silent = False
                 ready.append(batch)
             elif now - batch.asked >= patience:
@@ -263,13 +282,11 @@ class Publisher:
         assert self.pool is not None
         return self.pool.get_num_free_blocks() * PRESSED_SHARE < len(self.pool.blocks)
 
-    def _has_answer(self, batch: Batch) -> bool:
-        try:
-            batch.reserve.refresh()
-        except OrbitKVError as fault:
-            batch.session.fail(fault)
-            return False
-        return batch.reserve.answered
+    def _fail(self, session: SchedulerSession, fault: OrbitKVError, blocks: list[int], keys: list[bytes]) -> None:
+        """Give back what cannot be published. A full table of the Manager's is a bound, not a fault of the session."""
+        session.fail(fault)
+        self.stats.count("save_skipped" if session.alive else "save_failure", len(keys))
+        self._give_back(blocks, keys)
 
     def _give_up(self, batch: Batch) -> None:
         """Give the sources back although the reserve is unanswered; the client abandons a grant that still comes."""
@@ -281,18 +298,22 @@ class Publisher:
         """Split the granted pages into batches for the workers; give the others back at once."""
         reserve = batch.reserve
         granted = reserve.granted()
+        if len(granted) and not batch.session.own(reserve.reservation):
+            # A later session has named what workers write into, and this is not among it: the Manager takes it back.
+            self._give_up(batch)
+            return []
         others = np.flatnonzero(reserve.grants != Grant.GRANTED)
         self._give_back([batch.blocks[i] for i in others], [batch.keys[i] for i in others])
         if len(granted) == 0:
             return []
         locations = [reserve.locations(part) for part in range(batch.session.parts)]
-        batch.session.reservations.add(reserve.reservation)
         plans = []
         for first in range(0, len(granted), COPY_PAGES):
             chosen = granted[first : first + COPY_PAGES]
             ordinals = np.arange(first, first + len(chosen), dtype=np.uint32)
             blocks = [batch.blocks[i] for i in chosen]
             ticket = next(self._tickets)
+            self._copying += len(blocks)
             self._planned[ticket] = Planned(blocks, [batch.keys[i] for i in chosen], batch.session, reserve.reservation)
             plans.append(
                 PublishPlan(

@@ -12,8 +12,9 @@ from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.plans import SlicePlace
 from orbitkv.vllm.settings import Settings
 
-# Faults of one call that say nothing about the session.
+# Faults and refusals of one call that say nothing about the session.
 LOCAL_FAULTS = (LeaseLost, ChannelFull, CallTimeout)
+LOCAL_REFUSALS = frozenset({Status.BUSY, Status.STALE})
 
 log = logging.getLogger(LOGGER)
 
@@ -47,6 +48,8 @@ class SchedulerSession:
         self._lost = lost
         self._namespace: Namespace | None = None
         self._broken = False
+        self._lock = threading.Lock()  # decides between `own` and a take-over by a later session
+        self._left = False
         self.reservations: set[int] = set()  # those that workers write into; the scheduler's thread changes it
 
     @property
@@ -82,6 +85,11 @@ class SchedulerSession:
         """Return how many parts a page has."""
         return len(self.namespace.part_bytes)
 
+    @property
+    def reservations_max(self) -> int:
+        """Return how many reservations may be open: half of the Manager's table, the rest is for queries."""
+        return max(1, self.client.limits.session_operations_max // 2)
+
     @classmethod
     def connect(
         cls,
@@ -97,7 +105,11 @@ class SchedulerSession:
         )
         session = cls(client, instance, epoch, lost)
         if previous is not None and previous.incarnation == session.incarnation:
-            session.take_over(previous)
+            try:
+                session.take_over(previous)
+            except OrbitKVError:
+                session.close()
+                raise
         return session
 
     def advance(self) -> bool:
@@ -123,18 +135,35 @@ class SchedulerSession:
         )
         return self.registered
 
+    def own(self, reservation: int) -> bool:
+        """Note a reservation that workers are about to write into.
+
+        False: a later session has taken over without it, so that the Manager may give its extents to others.
+        """
+        with self._lock:
+            if not self._left:
+                self.reservations.add(reservation)
+            return not self._left
+
+    def leave(self) -> set[int]:
+        """Return what workers write into, for a later session to claim; nothing is owned here from now on."""
+        with self._lock:
+            self._left = True
+            return self.reservations
+
     def take_over(self, previous: SchedulerSession) -> None:
         """Claim what an earlier session with the same Manager still uses; the rest of that one is closed."""
+        reservations = previous.leave()
         try:
-            self.client.resume(previous.client.token, previous.client.leases_in_use, sorted(previous.reservations))
+            self.client.take_over(previous.client, sorted(reservations))
         except Refused as refusal:
             log.info("the earlier session cannot be resumed: %s", refusal)
             return
-        self.reservations = previous.reservations
+        self.reservations = reservations
 
     def fail(self, fault: OrbitKVError) -> None:
         """Take note of a fault on the scheduler's thread: the pages in question are recomputed (I10)."""
-        if isinstance(fault, LOCAL_FAULTS):
+        if isinstance(fault, LOCAL_FAULTS) or (isinstance(fault, Refused) and fault.status in LOCAL_REFUSALS):
             log.debug("recomputing: %s", fault)
             return
         if not self._broken:

@@ -213,8 +213,7 @@ class WorkerSide:
             self._let_go(publish.ticket)
             return
 
-        def done(transfer: Transfer) -> None:
-            self._let_go(publish.ticket)
+        def tell(transfer: Transfer) -> None:
             if transfer.ok:
                 attachment.committed(publish.reservation, ranges)
                 self.stats.count("save_success", transfer.plan.pages)
@@ -224,6 +223,13 @@ class WorkerSide:
             else:
                 attachment.abandoned(publish.reservation, ranges)
                 self.stats.count("save_failure", transfer.plan.pages)
+
+        def done(transfer: Transfer) -> None:
+            # The report goes first: once the scheduler side counts the copy it no longer claims the reservation.
+            try:
+                tell(transfer)
+            finally:
+                self._let_go(publish.ticket)
 
         try:
             place = slice_of(plan.slices, self._place.rank)

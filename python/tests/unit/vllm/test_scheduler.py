@@ -9,7 +9,8 @@ import pytest
 from python.tests.unit.vllm.conftest import PAGE, Rig, make_rig
 
 from harness.fakes import FakeClient, keys_of
-from orbitkv.client import Grant, State
+from orbitkv.client import Grant, State, Status
+from orbitkv.errors import ProtocolError
 from orbitkv.vllm.plans import GoldenResult, StepReport
 from orbitkv.vllm.publisher import COPY_PAGES, RESERVES_MAX
 
@@ -296,6 +297,93 @@ def test_unanswered_reserves_are_bounded(rig: Rig) -> None:
         rig.step(name, 200, 0, blocks=[20 + number * 2, 21 + number * 2])
         rig.step(name, 201, 200)
     assert len(rig.client.reserves) == RESERVES_MAX
+
+
+@pytest.mark.parametrize("status", [Status.BUSY, Status.STALE])
+def test_a_full_table_of_the_manager_skips_a_publish_and_nothing_else(rig: Rig, status: Status) -> None:
+    blocks = admit_cold(rig)
+    rig.step("a", 1001, 1000)
+    rig.side.stats.take()
+    rig.client.reserves[0].refuse(status)
+    rig.step("a", 1002, 1001)
+    assert all(rig.pool.blocks[block].ref_cnt == 1 for block in blocks), "its sources went back at once"
+    assert rig.side.stats.take()["save_skipped"] == 7
+    assert rig.link.session is not None, "the session stays"
+    rig.client.script = [(State.READY, 2)]
+    assert rig.match("b", 1000) == 2 * PAGE
+
+
+def test_another_refusal_of_a_reserve_ends_the_session_and_frees_its_sources_once(rig: Rig) -> None:
+    blocks = admit_cold(rig)
+    rig.step("a", 1001, 1000)
+    rig.side.stats.take()
+    rig.client.reserves[0].refuse(Status.UNKNOWN)
+    rig.step("a", 1002, 1001)
+    rig.clock.now += 10.0
+    rig.step("a", 1003, 1002)
+    assert all(rig.pool.blocks[block].ref_cnt == 1 for block in blocks)
+    assert rig.side.stats.take()["save_failure"] == 7
+    assert rig.link.session is None
+
+
+def test_open_reservations_are_bounded_and_nothing_is_held_for_a_later_one(rig: Rig) -> None:
+    rig.client.limits = rig.client.limits._replace(session_operations_max=6)
+    tickets = []
+    for number in range(8):
+        name = f"r{number}"
+        rig.admit(name, 0, [20 + number * 2, 21 + number * 2])
+        rig.step(name, 200, 0, blocks=[20 + number * 2, 21 + number * 2])
+        rig.step(name, 201, 200)
+        for reserve in rig.client.reserves:
+            if not reserve.answered:
+                reserve.answer([Grant.GRANTED])
+        rig.step("nobody", 1, 0)
+        tickets += [plan.ticket for plan in rig.plan.publishes]
+    assert published(rig) == [1, 1, 1]
+    assert [block for block in range(20, 36) if rig.pool.blocks[block].ref_cnt == 2] == [20, 22, 24]
+    rig.side.take_report(StepReport(dict.fromkeys(tickets, 1)))
+    rig.step("r7", 202, 201)
+    rig.step("r7", 203, 202)
+    assert published(rig) == [1, 1, 1, 1], "copies ended, so publishing goes on"
+
+
+def test_slow_copies_hold_a_share_of_the_engines_blocks_at_most() -> None:
+    rig = make_rig(blocks=64)
+    admit_cold(rig, tokens=32 * PAGE, first=2)
+    rig.step("a", 32 * PAGE + 1, 32 * PAGE)
+    rig.client.reserves[0].answer([Grant.GRANTED] * 32)
+    rig.step("a", 32 * PAGE + 2, 32 * PAGE + 1)
+    ticket = rig.plan.publishes[0].ticket
+    admit_cold(rig, "b", first=40)
+    rig.step("b", 1001, 1000)
+    rig.step("b", 1002, 1001)
+    assert published(rig) == [32]
+    rig.side.take_report(StepReport({ticket: 1}))
+    rig.step("b", 1003, 1002)
+    rig.step("b", 1004, 1003)
+    assert published(rig) == [32, 7]
+
+
+def test_a_reserve_of_a_session_that_is_gone_is_dropped(rig: Rig) -> None:
+    admit_cold(rig)
+    rig.step("a", 1001, 1000)
+    session = rig.link.session
+    assert session is not None
+    session.fail(ProtocolError("broken by the test"))
+    rig.step("a", 1002, 1001)
+    assert rig.client.reserves[0].dropped, "its channel is still open: a grant that comes must be abandoned"
+
+
+def test_nothing_is_written_into_a_reservation_that_a_later_session_did_not_claim(rig: Rig) -> None:
+    blocks = admit_cold(rig)
+    rig.step("a", 1001, 1000)
+    session = rig.link.session
+    assert session is not None
+    assert session.leave() == set()
+    rig.client.reserves[0].answer([Grant.GRANTED] * 7)
+    assert rig.step("a", 1002, 1001).publishes == []
+    assert all(rig.pool.blocks[block].ref_cnt == 1 for block in blocks)
+    assert session.reservations == set()
 
 
 def test_a_preempted_request_is_followed_anew_with_its_new_blocks(rig: Rig) -> None:

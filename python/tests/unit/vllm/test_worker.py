@@ -96,12 +96,14 @@ class FakeAttachment:
     """An attached session over the rig's backend."""
 
     def __init__(self, rig: Rig) -> None:
+        self.rig = rig
         self.client = rig.manager
         self.backend = rig.backend
         self.incarnation = rig.manager.incarnation
         self.alive = True
         self.attached = True
         self.told: list[tuple[Any, ...]] = []
+        self.told_first = True
 
     def advance(self) -> bool:
         return True
@@ -110,6 +112,7 @@ class FakeAttachment:
         self.told.append(("restored", lease, ok, pages))
 
     def committed(self, reservation: int, ranges: list[tuple[int, int]]) -> None:
+        self.told_first = self.told_first and not self.rig.side._report
         self.told.append(("committed", reservation, list(ranges)))
 
     def abandoned(self, reservation: int, ranges: list[tuple[int, int]]) -> None:
@@ -291,6 +294,7 @@ def test_published_bytes_are_those_of_the_engine(rig: Rig) -> None:
     rig.side.end_step(rig.plan(publishes=[rig.publish([5, 2])]))
     assert rig.until_report().copied == {5: 1}
     assert ("committed", 77, [(0, 2)]) in rig.attachment.told
+    assert rig.attachment.told_first, "a reservation is claimed until its report is on the way"
     for page, block in enumerate((5, 2)):
         for layer in range(LAYERS):
             assert np.array_equal(rig.manager.layer(page, layer, BLOCK_BYTES), rig.tensors.read(layer, block))
