@@ -6,6 +6,7 @@ them. Output is compared with that of a device hit, which computes the same toke
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -90,7 +91,7 @@ def engine_config(manager: ManagerProcess, **extra: object) -> EngineConfig:
     )
 
 
-def prompt_of(seed: int, tokens: int) -> list[int]:
+def prompt_of(seed: object, tokens: int) -> list[int]:
     """Return token ids that nobody else's seed gives."""
     words = random.Random(f"restore {seed}")
     return [words.randrange(3, 4096) for _ in range(tokens)]
@@ -107,11 +108,11 @@ def manager(orbitkv_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 def ready(engine: Engine, manager: ManagerProcess) -> Rig:
     """Return the rig once the engine publishes: until then its ranks are still attaching."""
     rig = Rig(engine, manager)
-    words = iter(range(1000, 2000))
+    numbers = itertools.count()
 
     def publishes() -> bool:
         before, end = rig.stored(), time.monotonic() + SETTLE_SECONDS
-        engine.complete(prompt_of(next(words) + 1000 * len(rig.timeline()), BLOCK + 1), max_tokens=2)
+        engine.complete(prompt_of(f"ready {next(numbers)} {before}", BLOCK + 1), max_tokens=2)
         while rig.stored() == before and time.monotonic() < end:
             time.sleep(0.05)
         return rig.stored() > before
