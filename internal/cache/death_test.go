@@ -493,3 +493,25 @@ func TestResumedLeaseIsAskedBackAnew(t *testing.T) {
 	}
 	r.check()
 }
+
+// The begin was lost with the connection, its copy ended, and the scheduler knows that from the engine: it does not name the lease. The worker's report is
+// late then, and no violation.
+func TestReportOfALeaseThatAResumedSchedulerDoesNotName(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := r.engine("a", 100, writers(wire.WriterHost, wire.WriterHost))
+	r.publish(e, keysOf(0, 8))
+	lost, half := r.query(e, keysOf(0, 4)), r.query(e, keysOf(4, 4))
+	r.must(r.Begin(e.scheduler.id, half.Lease, 0, 4))
+	r.BreakSession(e.scheduler.id)
+	now := r.connect(e.scheduler.process, wire.RoleScheduler)
+	_, _, err := r.Resume(now.id, e.scheduler.token, nil, nil)
+	r.must(err)
+	r.must(r.Restored(e.ranks[0].id, lost.Lease, 0, true, page, all(4)))
+	r.must(r.Restored(e.ranks[1].id, half.Lease, 1, true, page, all(4)))
+	if s := r.Stats(); s.Leases != 1 || s.LoadBytesTotal != 0 || s.LateReportsTotal != 2 {
+		t.Fatalf("%+v", s)
+	}
+	r.must(r.Restored(e.ranks[0].id, half.Lease, 0, true, page, all(4)))
+	r.fails(r.Restored(e.ranks[0].id, lost.Lease+1, 0, true, page, all(4)), wire.StatusUnknown)
+	r.check()
+}

@@ -57,7 +57,7 @@ type instance struct {
 
 	leases       map[uint64]*lease // quarantined ones excluded
 	reservations map[uint64]*reservation
-	unnamed      []uint64 // the last reservations that its resumed scheduler did not name, at most unnamedMax
+	unnamed      []uint64 // the last leases and reservations that its resumed scheduler did not name, at most unnamedMax
 	charged      [phases]uint64
 }
 

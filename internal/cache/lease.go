@@ -204,7 +204,7 @@ func (c *Cache) Restored(id SessionID, leaseID uint64, rank uint16, ok bool, byt
 		return err
 	}
 	l := c.leases[leaseID]
-	if l == nil && s.echoes[leaseID] {
+	if l == nil && s.mayBeLate(leaseID) {
 		c.counters.lateReports++
 		return nil
 	}
@@ -216,7 +216,7 @@ func (c *Cache) Restored(id SessionID, leaseID uint64, rank uint16, ok bool, byt
 		return c.violation("restored", wire.StatusUnknown, "restored names rank %d of lease %#x, which this session is not", rank, leaseID)
 	}
 	k := &l.consumers[at]
-	if k.state == consumerQuarantined || s.echoes[leaseID] && k.state.ended() {
+	if k.state == consumerQuarantined || s.mayBeLate(leaseID) && k.state.ended() {
 		c.counters.lateReports++
 		return nil
 	}

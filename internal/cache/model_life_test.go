@@ -119,8 +119,9 @@ func (w *world) end(s *mSession) {
 
 // disconnect breaks a connection: the tail of what was written is lost.
 func (w *world) disconnect() {
-	s, ok := draw(w, "session", w.sessions(func(s *mSession) bool { return s.connected && !s.process.dead }))
-	if !ok || rapid.IntRange(0, 2).Draw(w.T, "really") != 0 {
+	mustLose := rapid.Bool().Draw(w.T, "must lose")
+	s, ok := draw(w, "session", w.sessions(func(s *mSession) bool { return s.connected && !s.process.dead && (!mustLose || len(s.queue) > 0) }))
+	if !ok || !mustLose && rapid.IntRange(0, 2).Draw(w.T, "really") != 0 {
 		return
 	}
 	for range rapid.IntRange(0, len(s.queue)).Draw(w.T, "read") {

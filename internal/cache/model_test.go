@@ -99,7 +99,7 @@ func (w *world) actions() map[string]func(*rapid.T) {
 	}
 	weights := map[string]int{
 		"query": 4, "begin": 4, "plan": 4, "copy": 3, "copied": 4, "reserve": 4, "hand": 5, "write": 8, "poll": 2, "notices": 2, "map": 2,
-		"deliver": 20, "reconnect": 3, "restart": 4, "kill": 2, "disconnect": 2,
+		"deliver": 14, "reconnect": 3, "restart": 4, "kill": 2, "disconnect": 2,
 	}
 	actions := map[string]func(*rapid.T){"": func(*rapid.T) { w.verify() }}
 	for name, step := range steps {

@@ -230,6 +230,7 @@ func (c *Cache) resumeLeases(old, s *session, claimed []uint64) (took []uint64) 
 			s.leases[l.id] = l
 			continue
 		}
+		l.instance.rememberUnnamed(l.id) // its begin may have been lost, and the report of a copy that ended may be on the way
 		c.endConsumers(l, consumerReady, consumerReleased)
 		if rank := l.instance.rankOf(s); rank >= 0 && l.consumers[rank].state == consumerBegun {
 			c.quarantineConsumer(l, rank)
@@ -244,6 +245,19 @@ func (c *Cache) resumeLeases(old, s *session, claimed []uint64) (took []uint64) 
 		}
 	}
 	return took
+}
+
+// rememberUnnamed keeps what a resumed scheduler did not name, so that a late report of it is known as such.
+func (inst *instance) rememberUnnamed(id uint64) {
+	if len(inst.unnamed) >= unnamedMax {
+		inst.unnamed = slices.Delete(inst.unnamed, 0, 1)
+	}
+	inst.unnamed = append(inst.unnamed, id)
+}
+
+// mayBeLate says whether a report of something that has ended is no violation.
+func (s *session) mayBeLate(id uint64) bool {
+	return s.echoes[id] || s.instance != nil && slices.Contains(s.instance.unnamed, id)
 }
 
 func (c *Cache) resumeReservations(old, s *session, claimed []uint64) (took []uint64) {

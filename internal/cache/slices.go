@@ -1,8 +1,6 @@
 package cache
 
 import (
-	"slices"
-
 	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
 )
@@ -52,7 +50,7 @@ func (c *Cache) endReported(kind string, id SessionID, reservationID uint64, ran
 		return err
 	}
 	r := c.reservations[reservationID]
-	late := s.echoes[reservationID] || s.instance != nil && slices.Contains(s.instance.unnamed, reservationID)
+	late := s.mayBeLate(reservationID)
 	if r == nil && late {
 		c.counters.lateReports++
 		return nil
@@ -146,11 +144,7 @@ func (c *Cache) endSlicesAt(r *reservation, storage int, end sliceState) {
 // reservation that a rank may still write, one that died before its report included, so no copy runs and none can start (I2). The report of a
 // copy that ended just before may be on the way on the rank's own socket: it is late, not wrong.
 func (c *Cache) abandonUnnamed(r *reservation) {
-	inst := r.instance
-	if len(inst.unnamed) >= unnamedMax {
-		inst.unnamed = slices.Delete(inst.unnamed, 0, 1)
-	}
-	inst.unnamed = append(inst.unnamed, r.id)
+	r.instance.rememberUnnamed(r.id)
 	for storage := range r.openBy {
 		c.endSlicesAt(r, storage, sliceAbandoned)
 	}
