@@ -250,6 +250,70 @@ def test_a_connection_that_breaks_is_no_death(manager: ManagerProcess, replica: 
         assert stats[name] == 0, name
 
 
+@pytest.mark.parametrize("kind", ["committed", "restored"])
+def test_a_report_that_is_lost_with_its_connection_is_told_again(
+    manager: ManagerProcess, replica: Make, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It was in a queue, or in a socket that the Manager had not read."""
+    engine = replica()
+    engine.serve("a", 200)
+    if kind == "restored":
+        engine.settle()
+    session = engine.workers[0]._link.session
+    assert session is not None
+    monkeypatch.setattr(session.client._channel, "report", lambda _: None)
+    monkeypatch.setattr(session._reports, "confirm", lambda: None)
+    if kind == "restored":
+        assert engine.serve("a", 200)[0] == 12
+    engine.settle()
+    monkeypatch.undo()
+    session.client._channel.close("broken by the test")
+    eventually(lambda: engine.workers[0]._link.session is not None, "the worker is back")
+    eventually(lambda: stored(manager) == 12, "the pages are sealed")
+    eventually(lambda: manager.status()["cache"]["stats"]["leases"] == 0, "the lease ended")
+    eventually(lambda: engine.usable() and engine.serve("a", 200)[0] == 12, "restored once the arenas are mapped anew")
+    engine.settle()
+
+
+def test_grants_that_no_worker_was_told_of_are_free_again(manager: ManagerProcess, replica: Make) -> None:
+    engine = replica()
+    engine.serve("a", 200)
+    engine.side.build_plan([], {}, [])  # The reserve leaves, and its answer is not taken before the connection breaks.
+    eventually(lambda: reservations(manager) == 1, "the pages are granted")
+    session = engine.side.link.session
+    assert session is not None
+    session.client._channel.close("broken by the test")
+    engine.settle()
+    eventually(engine.usable, "the session is resumed")
+    eventually(lambda: reservations(manager) == 0, "nobody will write them")
+    assert engine.serve("a", 200)[0] == 0
+    engine.settle()
+    assert engine.serve("a", 200)[0] == 12
+
+
+def test_a_worker_that_breaks_between_a_reset_and_the_next_step_comes_back(replica: Make) -> None:
+    engine = replica()
+    engine.serve("a", 200)
+    engine.settle()
+    engine.side.reset()
+    eventually(lambda: engine.side._registered() is not None, "the Manager is in the new epoch")
+    link = engine.workers[0]._link
+    assert link.session is not None
+    link.session.client._channel.close("broken by the test")
+    eventually(lambda: "epoch" in link._refusal, "the worker still is in the old one")
+    eventually(engine.usable, "the step brings the new one")
+    eventually(lambda: link.session is not None and link.session.attached, "the rank is back")
+    engine.serve("b", 200)
+    engine.settle()
+    eventually(lambda: engine.serve("b", 200)[0] == 12, "restored once the arenas are mapped anew")
+    engine.settle()
+
+
+def reservations(manager: ManagerProcess) -> int:
+    """Return how many reservations are open."""
+    return int(manager.status()["cache"]["stats"]["reservations"])
+
+
 def stored(manager: ManagerProcess) -> int:
     """Return the pages that were stored since the Manager started."""
     return int(manager.metric("orbitkv_cache_block_insertions_total"))

@@ -8,20 +8,16 @@ closes an attachment; the engine's worker thread submits copies; copying threads
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orbitkv.client import Arena, CacheManagerClient, Role, Status
-from orbitkv.errors import ChannelClosed, OrbitKVError, Refused
+from orbitkv.errors import ChannelError, OrbitKVError, Refused
 from orbitkv.timeline import Stage, Timeline
 from orbitkv.transfer import KVLayout, Transfer, TransferBackend, make_backend
 from orbitkv.vllm.logs import LOGGER
+from orbitkv.vllm.reports import Report, Reports
 from orbitkv.vllm.settings import Settings
-
-Report = Callable[[CacheManagerClient], None]
-
-UNTOLD_MAX = 65536  # reports kept for the next session
 
 log = logging.getLogger(LOGGER)
 
@@ -51,21 +47,19 @@ class Attachment:
         facts: Mapping[str, str],
         timeline: Timeline,
         previous: Attachment | None = None,
-        epoch: int = 0,
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         """Connect. ManagerUnavailable, Refused and ConfigurationError say why not.
 
-        `epoch` is the instance's, which a Manager that has lived on expects to hear; a new one starts with zero and is
-        moved by the scheduler side.
+        `epoch` returns the instance's, which a Manager that has lived on expects to hear; a new one starts with zero
+        and is moved by the scheduler side. It is read at each attempt to attach: a step may bring it in between.
         """
         self._place = place
         self._layout = layout
         self._facts = facts
         self._timeline = timeline
         self._attached = False
-        self._lock = threading.Lock()
-        self._untold: list[Report] = []  # terminal reports that the closed channel did not take; guarded by _lock
-        self._heir: Attachment | None = None  # tells what this one cannot tell any more; guarded by _lock
+        self._reports = Reports()
         self.backend: TransferBackend = make_backend(
             settings.transfer_backend,
             layer_delay_us=settings.host_copy_delay_us,
@@ -82,10 +76,14 @@ class Attachment:
         except OrbitKVError:
             self.backend.close()
             raise
-        self._epoch = 0
+        self._epoch: Callable[[], int] = lambda: 0
         if previous is not None and previous.incarnation == self.incarnation:
             self._epoch = epoch
-            self._take_over(previous)
+            try:
+                self._take_over(previous)
+            except OrbitKVError:
+                self.close()
+                raise
 
     @property
     def incarnation(self) -> bytes:
@@ -105,7 +103,7 @@ class Attachment:
     def advance(self) -> bool:
         """Attach. Refused with a conflict when the ranks do not agree: the text names the fact."""
         if self._attached:
-            return True
+            return self._confirm()
         place = self._place
         try:
             self.client.attach(
@@ -117,31 +115,30 @@ class Attachment:
                 writer="host",
                 backend=self.backend.name,
                 facts=self._facts,
-                epoch=self._epoch,
+                epoch=self._epoch(),
             )
         except Refused as refusal:
             if refusal.status in (Status.NOT_READY, Status.BUSY):
                 return False
             raise
-        with self._lock:
-            self._attached = True
-            untold, self._untold = self._untold, []
-        for report in untold:
-            self._report(report)
+        self._attached = True
+        self._reports.bind(self.client)
         return True
 
     def restored(self, lease: int, ok: bool, pages: int) -> None:
         """Report one restore, from the thread that copied."""
-        copied = pages * self._layout.slice_bytes if ok else 0
-        self._report(lambda client: client.restored(lease, self._place.rank, ok, copied, [(0, pages)]))
+        rank, copied = self._place.rank, pages * self._layout.slice_bytes if ok else 0
+        self._reports.tell(Report(lambda client: client.restored(lease, rank, ok, copied, [(0, pages)]), lease=lease))
 
     def committed(self, reservation: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Report that this rank's slices are complete in the arena."""
-        self._report(lambda client: client.committed(reservation, self._place.rank, ranges))
+        rank = self._place.rank
+        self._reports.tell(Report(lambda client: client.committed(reservation, rank, ranges), reservation=reservation))
 
     def abandoned(self, reservation: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Report that this rank's slices will not be written and that no copy into them runs."""
-        self._report(lambda client: client.abandoned(reservation, self._place.rank, ranges))
+        rank = self._place.rank
+        self._reports.tell(Report(lambda client: client.abandoned(reservation, rank, ranges), reservation=reservation))
 
     def close(self) -> None:
         """Let running copies end (I3), then unmap and close the channel."""
@@ -155,39 +152,24 @@ class Attachment:
         if transfer.plan.request:  # A golden round trip belongs to no request.
             self._timeline.record(Stage.LAYER_READY, transfer.plan.request, layer=layer)
 
-    def _report(self, report: Report) -> None:
+    def _confirm(self) -> bool:
+        """Let the Manager confirm what was told; return whether it did. A closed channel is the link's to see."""
         try:
-            report(self.client)
-        except ChannelClosed:
-            self._keep(report)
-
-    def _keep(self, report: Report) -> None:
-        """Keep a report for the next session if the Manager lives; a new one knows nothing of its lease."""
-        with self._lock:
-            heir = self._heir
-            if heir is None and len(self._untold) < UNTOLD_MAX:
-                self._untold.append(report)
-        if heir is not None:
-            heir._inherit([report])
-
-    def _inherit(self, reports: list[Report]) -> None:
-        """Tell what an earlier session could not, once this one is the rank."""
-        with self._lock:
-            if not self._attached:
-                self._untold += reports
-                return
-        for report in reports:
-            self._report(report)
+            self._reports.confirm()
+        except ChannelError as fault:
+            log.debug("reports are not confirmed yet: %s", fault)
+            return False
+        return True
 
     def _take_over(self, previous: Attachment) -> None:
-        """Let the earlier session's copies end, claim its place, and tell what it could not tell."""
+        """Let the earlier session's copies end, claim its place, and keep what must be told again."""
         previous.backend.close()
+        claim = previous._reports.claim()
         try:
-            self.client.resume(previous.client.token)
+            leases, reservations = self.client.resume(previous.client.token, claim.leases, claim.reservations)
         except Refused as refusal:
             log.info("the earlier session cannot be resumed: %s", refusal)
             return
-        with previous._lock:
-            untold, previous._untold = previous._untold, []
-            previous._heir = self
-        self._inherit(untold)
+        # Whoever still reports to the earlier session reaches this one, since they share the reports.
+        self._reports = previous._reports
+        self._reports.settle(claim, leases, reservations)

@@ -165,7 +165,13 @@ class WorkerSide:
 
     def _connect(self, previous: Attachment | None) -> Attachment:
         return Attachment(
-            self._settings, self._place, self._layers.layout, self._facts, self._timeline, previous, self._epoch
+            self._settings,
+            self._place,
+            self._layers.layout,
+            self._facts,
+            self._timeline,
+            previous,
+            lambda: self._epoch,
         )
 
     def _restore(self, attachment: Attachment | None, plan: StepPlan, restore: RestorePlan) -> None:
