@@ -2,7 +2,9 @@ package cache
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
+	"time"
 
 	"orbitkv/internal/wire"
 )
@@ -57,5 +59,37 @@ func BenchmarkPublish(b *testing.B) {
 		}
 		at += 128
 		e.scheduler.queue.notices = e.scheduler.queue.notices[:0]
+	}
+}
+
+// BenchmarkReserve is one reserve in a pool that is full of pages that were used in another order than they lie in, so that each page is evicted
+// and placed alone.
+func BenchmarkReserve(b *testing.B) {
+	for _, count := range []int{128, 512, 4096, 65536} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			const pages = 1 << 18
+			r := newRig(b, Config{PoolBytes: pages * 4 * kib})
+			e := r.engine("a", 100, one(4*kib))
+			for from := 0; from < pages; from += wire.OperationKeysMax {
+				r.publish(e, keysOf(from, wire.OperationKeysMax))
+			}
+			for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(pages) {
+				r.found(e, keysOf(i, 1))
+			}
+			at, inside := pages, time.Duration(0)
+			for b.Loop() {
+				keys := keysOf(at, count)
+				start := time.Now()
+				got := r.reserve(e, keys)
+				inside += time.Since(start)
+				if int(got.Pages) != count {
+					b.Fatalf("%d pages", got.Pages)
+				}
+				at += count
+				r.commit(e, got)
+				e.scheduler.queue.notices = e.scheduler.queue.notices[:0]
+			}
+			b.ReportMetric(float64(inside.Microseconds())/float64(b.N), "us/reserve")
+		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"time"
 
@@ -22,8 +23,9 @@ const (
 	SliceBytesMax     = 256 << 20
 	PrivatePagesMax   = 64    // pages of one private namespace
 	unnamedMax        = 1024  // reservations of an instance whose late reports are known as such
-	ReclaimBatchPages = 512   // victims between two looks at the allocator
+	ReclaimBatchPages = 256   // pages that one hold of the mutex evicts
 	sweepRecords      = 8192  // records that one step of a sweep looks at
+	tickSweeps        = 16    // steps of a sweep that one tick takes
 	serveKeys         = 16384 // keys that one call looks up for waiting queries
 )
 
@@ -82,6 +84,7 @@ type Cache struct {
 	mu     sync.Mutex
 	config Config
 	now    time.Time // of the call that holds the mutex
+	yield  func()    // lets others have the mutex between two holds of one call
 	random *rand.ChaCha8
 
 	arenas     []*arena
@@ -120,7 +123,6 @@ type Cache struct {
 // scratch is reused by calls so that none allocates for each key.
 type scratch struct {
 	found     []index.Handle
-	missing   []uint32
 	runs      []wire.Run
 	grants    []wire.GrantRun
 	locations [][]uint64 // by part
@@ -147,6 +149,7 @@ func New(config Config) *Cache {
 	binary.LittleEndian.PutUint64(seed[:], config.Seed)
 	c := &Cache{
 		config:       config,
+		yield:        runtime.Gosched,
 		random:       rand.NewChaCha8(seed),
 		moreParts:    map[uint32][]uint64{},
 		namespaces:   map[uint32]*namespace{},
@@ -202,6 +205,14 @@ func (c *Cache) leave() {
 	c.mu.Unlock()
 }
 
+// rest gives the mutex up within a long call, so that no other call waits for all of it, and takes it again. Whatever the call knew of the cache
+// may have changed.
+func (c *Cache) rest() {
+	c.leave()
+	c.yield()
+	c.enter()
+}
+
 // newID draws an id that is not zero and that taken does not know.
 func newID[V any](c *Cache, taken map[uint64]V) uint64 {
 	for {
@@ -228,6 +239,9 @@ func (c *Cache) Tick() {
 		c.pingAndLabel(s)
 	}
 	c.askBack()
-	c.sweepDead(sweepRecords)
 	c.serveWaiting()
+	for step := 0; c.deadPages > 0 && step < tickSweeps; step++ {
+		c.sweepDead(ReclaimBatchPages)
+		c.rest()
+	}
 }

@@ -262,7 +262,11 @@ func (r *rig) warm(e *engine, key wire.Key) []uint64 {
 	c.enter()
 	defer c.leave()
 	inst := c.instances[e.id]
-	if _, _, known := c.index.Find(inst.namespace.handle, 0, (*index.Key)(&key)); known || c.allocate(inst, 1) == 0 {
+	if _, _, known := c.index.Find(inst.namespace.handle, 0, (*index.Key)(&key)); known {
+		return nil
+	}
+	c.makeRoom(inst, 1)
+	if c.allocate(inst, 1) == 0 {
 		return nil
 	}
 	parts := make([]uint64, len(inst.geometry.partBytes))

@@ -158,7 +158,7 @@ func (c *Cache) killNamespace(ns *namespace) {
 	ns.dead = true
 	delete(c.identities, ns.identity)
 	c.deadPages += ns.sealed
-	c.sweepDead(sweepRecords)
+	c.sweepDead(ReclaimBatchPages)
 }
 
 func (c *Cache) dropIfEmpty(ns *namespace) {

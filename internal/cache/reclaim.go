@@ -9,28 +9,78 @@ import (
 // the reservation gets no room, and the next one goes on from the space that this one made.
 const reclaimEffort = 4
 
-// allocate finds places for up to n pages of an instance in scratch.locations, by part, and returns for how many. It evicts under pressure: a
-// batch of victims is at most what is still missing or ReclaimBatchPages pages; then the allocators are asked again, whose largest
-// contiguous extent decides, not the sum.
-func (c *Cache) allocate(inst *instance, n int) (have int) {
-	pageBytes := inst.geometry.pageBytes
-	c.resetLocations(len(inst.geometry.partBytes))
-	evicted := uint64(0)
-	for have < n && c.couldFit(inst) {
-		have = c.place(inst, have, n)
-		missing := uint64(n-have) * pageBytes
-		if missing == 0 || evicted >= reclaimEffort*uint64(n)*pageBytes {
-			break
+// makeRoom evicts until n pages of an instance find a place, as far as reclaimEffort goes. No hold of the mutex evicts more than
+// ReclaimBatchPages pages: after as many it rests, and the caller must look anew at all that it knew when rested is true. Only what is short is
+// evicted, by the sizes of the free extents, not by their sum.
+func (c *Cache) makeRoom(inst *instance, n int) (rested bool) {
+	if !c.couldFit(inst) {
+		return false
+	}
+	short, held := uint64(0), 0
+	most := reclaimEffort * uint64(n) * inst.geometry.pageBytes
+	for evicted := uint64(0); evicted < most && inst.state != instanceGone; {
+		if short == 0 {
+			if short = c.shortage(inst, n); short == 0 {
+				break
+			}
 		}
-		bytes := c.reclaim(inst, missing)
+		bytes, pages := c.reclaim(inst, short, ReclaimBatchPages-held)
 		if bytes == 0 {
 			break
 		}
+		short -= min(short, bytes)
 		evicted += bytes
+		if held += pages; held >= ReclaimBatchPages {
+			c.rest()
+			held, rested = 0, true
+		}
 	}
-	if have < n {
-		c.counters.allocFailures++
+	return rested
+}
+
+// shortage is the bytes that must at least come back before n pages of an instance can find a place.
+func (c *Cache) shortage(inst *instance, n int) (bytes uint64) {
+	geometry := &inst.geometry
+	free := uint64(0)
+	for _, a := range c.arenas {
+		if inst.usable.has(a.id) {
+			free += a.free.FreeBytes()
+		}
 	}
+	if wanted := uint64(n) * geometry.pageBytes; wanted > free {
+		bytes = wanted - free
+	}
+	for _, unit := range geometry.partBytes {
+		fit := 0
+		for _, a := range c.arenas {
+			if inst.usable.has(a.id) && fit < n {
+				fit += a.free.Fits(unit, n-fit)
+			}
+		}
+		bytes = max(bytes, uint64(n-fit)*geometry.pageBytes)
+	}
+	return bytes
+}
+
+// allocate finds places for up to n pages of an instance in scratch.locations, by part, and returns for how many. makeRoom came before it; what
+// it could not foresee, the parts of a page that compete for one extent, costs at most one more batch of victims.
+func (c *Cache) allocate(inst *instance, n int) (have int) {
+	pageBytes := inst.geometry.pageBytes
+	c.resetLocations(len(inst.geometry.partBytes))
+	left := ReclaimBatchPages
+	for have < n && c.couldFit(inst) {
+		have = c.place(inst, have, n)
+		missing := uint64(n-have) * pageBytes
+		if missing == 0 || left <= 0 || c.shortage(inst, n-have) > 0 {
+			break // makeRoom went as far as it may
+		}
+		bytes, pages := c.reclaim(inst, missing, left)
+		if bytes == 0 {
+			break
+		}
+		left -= pages
+	}
+	c.counters.allocFailures += uint64(n - have)
 	return have
 }
 
@@ -109,19 +159,18 @@ func (c *Cache) giveBack(ns *namespace, n int) {
 	}
 }
 
-// reclaim drops one batch of victims and returns the bytes that came back: pages of dead namespaces first, then in class order the pages used
-// longest ago. A referenced page is in no list, so it is never a victim; a page outside the arenas that the instance can use would not
-// help it.
-func (c *Cache) reclaim(inst *instance, want uint64) (bytes uint64) {
+// reclaim drops one batch of victims, at most so many pages, and returns the bytes that came back and the pages that left the index: pages of dead
+// namespaces first, then in class order the pages used longest ago. A referenced page is in no list, so it is never a victim; a page
+// outside the arenas that the instance can use would not help it.
+func (c *Cache) reclaim(inst *instance, want uint64, most int) (bytes uint64, pages int) {
 	if c.deadPages > 0 {
-		if bytes = c.sweepDead(sweepRecords); bytes > 0 {
-			return bytes
+		if bytes, pages = c.sweepDead(most); bytes > 0 {
+			return bytes, pages
 		}
 	}
-	pages := 0
 	for _, class := range index.Classes {
 		h, ok := c.index.Oldest(class)
-		for looked := 0; ok && bytes < want && pages < ReclaimBatchPages && looked < sweepRecords; looked++ {
+		for looked := 0; ok && bytes < want && pages < most && looked < sweepRecords; looked++ {
 			newer, more := c.index.Newer(h)
 			if c.usable(h, &inst.usable) {
 				bytes += c.evict(c.pageOf(h))
@@ -130,7 +179,7 @@ func (c *Cache) reclaim(inst *instance, want uint64) (bytes uint64) {
 			h, ok = newer, more
 		}
 	}
-	return bytes
+	return bytes, pages
 }
 
 // evict takes a page out of the index and returns the bytes that came back with it.
@@ -145,25 +194,33 @@ func (c *Cache) evict(p index.Page) (bytes uint64) {
 	return footprint
 }
 
-// sweepDead looks at the next records for sealed pages of dead namespaces and retires them.
-func (c *Cache) sweepDead(records uint32) (bytes uint64) {
+// sweepDead looks at the next sweepRecords records for sealed pages of dead namespaces and retires them, at most so many.
+func (c *Cache) sweepDead(most int) (bytes uint64, pages int) {
 	if c.deadPages == 0 {
-		return 0
+		return 0, 0
 	}
-	end := min(c.sweepCursor+records, c.index.Records())
+	end := min(c.sweepCursor+sweepRecords, c.index.Records())
+	next := end
 	c.index.Scan(c.sweepCursor, end, func(p index.Page) bool {
-		if ns := c.namespaces[p.Namespace]; p.State == index.Sealed && ns.dead {
-			footprint := ns.geometry.pageBytes
-			if c.retirePage(p) {
-				bytes += footprint
-			}
+		ns := c.namespaces[p.Namespace]
+		if p.State != index.Sealed || !ns.dead {
+			return true
 		}
-		return true
+		footprint := ns.geometry.pageBytes
+		if c.retirePage(p) {
+			bytes += footprint
+		}
+		pages++
+		next = p.Handle.Entry() + 1
+		return pages < most
 	})
-	if c.sweepCursor = end; end >= c.index.Records() {
+	if pages < most {
+		next = end
+	}
+	if c.sweepCursor = next; next >= c.index.Records() {
 		c.sweepCursor = 0
 	}
-	return bytes
+	return bytes, pages
 }
 
 // CleanupReport is what a cleanup did. Bytes are padded footprints.
@@ -181,35 +238,45 @@ func (c *Cache) Cleanup() CleanupReport { return c.dropAll(false) }
 // Clear forgets every page: as Cleanup, and what is being published never becomes visible.
 func (c *Cache) Clear() CleanupReport { return c.dropAll(true) }
 
-// dropAll takes the mutex anew for each step, so that queries go on.
+// dropAll takes the mutex anew for each batch of pages, so that queries go on.
 func (c *Cache) dropAll(abandon bool) CleanupReport {
 	var report CleanupReport
-	for from := uint32(0); ; from += sweepRecords {
-		c.enter()
-		if from == 0 && abandon {
-			for _, r := range inOrder(c.reservations) {
-				if !r.instance.private {
-					c.abandonPages(r)
-				}
+	c.enter()
+	defer c.leave()
+	if abandon {
+		for _, r := range inOrder(c.reservations) {
+			if !r.instance.private {
+				c.abandonPages(r)
 			}
-		}
-		end := c.index.Records()
-		c.index.Scan(from, min(from+sweepRecords, end), func(p index.Page) bool {
-			if p.State == index.Sealed && p.Class != index.Unlisted {
-				footprint := c.namespaces[p.Namespace].geometry.pageBytes
-				report.EvictedPages++
-				report.EvictedBytes += footprint
-				if c.evict(p) > 0 {
-					report.ReclaimedBytes += footprint
-				} else {
-					report.StillReferencedPages++
-				}
-			}
-			return true
-		})
-		c.leave()
-		if from+sweepRecords >= end {
-			return report
 		}
 	}
+	for from := uint32(0); from < c.index.Records(); c.rest() {
+		from = c.dropBatch(from, &report)
+	}
+	return report
+}
+
+// dropBatch drops the pages of the next records and returns the first record after them.
+func (c *Cache) dropBatch(from uint32, report *CleanupReport) (next uint32) {
+	next = min(from+sweepRecords, c.index.Records())
+	dropped := 0
+	c.index.Scan(from, next, func(p index.Page) bool {
+		if p.State != index.Sealed || p.Class == index.Unlisted {
+			return true
+		}
+		footprint := c.namespaces[p.Namespace].geometry.pageBytes
+		report.EvictedPages++
+		report.EvictedBytes += footprint
+		if c.evict(p) > 0 {
+			report.ReclaimedBytes += footprint
+		} else {
+			report.StillReferencedPages++
+		}
+		if dropped++; dropped == ReclaimBatchPages {
+			next = p.Handle.Entry() + 1
+			return false
+		}
+		return true
+	})
+	return next
 }

@@ -52,24 +52,12 @@ func (r *reservation) slice(page, storage int) *sliceState {
 func (c *Cache) Reserve(id SessionID, q Reserve) (Reserved, error) {
 	c.enter()
 	defer c.leave()
-	s, err := c.open(id)
+	s, inst, err := c.admitReserve(id, q)
+	if err == nil && c.makeRoom(inst, c.wanted(inst, q)) {
+		s, inst, err = c.admitReserve(id, q)
+	}
 	if err != nil {
 		return Reserved{}, err
-	}
-	inst, err := c.target(s, q.Instance, q.Namespace)
-	if err != nil {
-		return Reserved{}, err
-	}
-	if err := checkOperation("reserve", q.Revision, len(q.Keys)); err != nil {
-		return Reserved{}, err
-	}
-	if q.Operation <= s.reserved {
-		return Reserved{}, wire.Errorf(wire.StatusStale, "reserve %d was answered or overtaken by %d; use a new operation", q.Operation, s.reserved)
-	}
-	if s.writing >= c.config.SessionOperations || c.openReservations >= c.config.GlobalOperations {
-		c.counters.busy++
-		return Reserved{}, wire.Errorf(wire.StatusBusy, "%d reservations of this session and %d in all are open; commit or abandon some first",
-			s.writing, c.openReservations)
 	}
 	s.reserved = q.Operation
 
@@ -85,16 +73,37 @@ func (c *Cache) Reserve(id SessionID, q Reserve) (Reserved, error) {
 	return reserved, nil
 }
 
-// wanted counts the keys that have no page, in scratch.missing by position.
-func (c *Cache) wanted(inst *instance, q Reserve) int {
-	missing := c.scratch.missing[:0]
+// admitReserve checks a reserve against its session and its instance as they are now.
+func (c *Cache) admitReserve(id SessionID, q Reserve) (*session, *instance, error) {
+	s, err := c.open(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	inst, err := c.target(s, q.Instance, q.Namespace)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := checkOperation("reserve", q.Revision, len(q.Keys)); err != nil {
+		return nil, nil, err
+	}
+	if q.Operation <= s.reserved {
+		return nil, nil, wire.Errorf(wire.StatusStale, "reserve %d was answered or overtaken by %d; use a new operation", q.Operation, s.reserved)
+	}
+	if s.writing >= c.config.SessionOperations || c.openReservations >= c.config.GlobalOperations {
+		c.counters.busy++
+		return nil, nil, wire.Errorf(wire.StatusBusy, "%d reservations of this session and %d in all are open; commit or abandon some first",
+			s.writing, c.openReservations)
+	}
+	return s, inst, nil
+}
+
+// wanted counts the keys that have no page.
+func (c *Cache) wanted(inst *instance, q Reserve) (wanted int) {
 	for i := range q.Keys {
 		if _, _, ok := c.index.Find(inst.namespace.handle, q.Group, (*index.Key)(&q.Keys[i])); !ok {
-			missing = append(missing, uint32(i))
+			wanted++
 		}
 	}
-	c.scratch.missing = missing
-	wanted := len(missing)
 	if inst.private {
 		wanted = min(wanted, PrivatePagesMax-min(PrivatePagesMax, int(inst.namespace.pages)))
 	}

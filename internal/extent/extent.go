@@ -88,6 +88,16 @@ func (a *Allocator) AllocRun(unitBytes uint64, count int) (offset uint64, units 
 	return fit.Offset, count
 }
 
+// Fits is how many units AllocRun would lend in as many calls as it takes, at most the given number. It looks at no more extents than that.
+func (a *Allocator) Fits(unitBytes uint64, most int) (units int) {
+	mustBeWhole("unit", 0, unitBytes)
+	a.bySize.Reverse(func(e Extent) bool {
+		units += int(min(e.Bytes/unitBytes, uint64(most)))
+		return units < most && e.Bytes >= unitBytes
+	})
+	return min(units, most)
+}
+
 // Free gives [offset, offset+bytes) back and merges it with free neighbours. It panics when any of these bytes is free
 // already or lies outside the arena: the caller then no longer knows what it owns.
 func (a *Allocator) Free(offset, bytes uint64) {

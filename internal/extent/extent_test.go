@@ -151,12 +151,31 @@ func TestModel(t *testing.T) {
 				if a.FreeBytes() != uint64(free)*Granule || a.LargestFree() != uint64(largest())*Granule {
 					t.Fatalf("free %d largest %d, want %d and %d granules", a.FreeBytes(), a.LargestFree(), free, largest())
 				}
+				for unit := 1; unit <= 3; unit++ {
+					fit := 0
+					for _, e := range extents(a) {
+						fit += int(e.Bytes / (uint64(unit) * Granule))
+					}
+					for _, most := range []int{0, 1, fit, fit + 5} {
+						if got := a.Fits(uint64(unit)*Granule, most); got != min(fit, most) {
+							t.Fatalf("%d units of %d granules fit, at most %d asked: %d", fit, unit, most, got)
+						}
+					}
+				}
 				if err := a.Check(); err != nil {
 					t.Fatal(err)
 				}
 			},
 		})
 	})
+}
+
+func extents(a *Allocator) (found []Extent) {
+	a.Ascend(func(e Extent) bool {
+		found = append(found, e)
+		return true
+	})
+	return found
 }
 
 // BenchmarkReserveAndFree is 128 pages of 9 MiB lent as runs and freed one by one.
