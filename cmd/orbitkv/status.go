@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,6 +19,7 @@ import (
 // Bounds of a look at a running Manager.
 const (
 	askWait        = 10 * time.Second
+	verifyWait     = 60 * time.Second // a verification reads every page record, and waits for its turn
 	answerBytesMax = 64 << 20
 )
 
@@ -30,7 +32,7 @@ func statusCommand() *cobra.Command {
 	addFlags(cmd, config.FlagHTTP)
 	asJSON := cmd.Flags().Bool("json", false, "print the whole status as JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		body, err := ask(cmd, "/status")
+		body, err := ask(cmd, "/status", askWait)
 		if err != nil {
 			return err
 		}
@@ -51,11 +53,13 @@ func verifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Check the invariants of the running Manager",
-		Args:  cobra.NoArgs,
+		Long: "Check the invariants of the running Manager.\n\nThe Manager answers no engine while it reads every page record, about one second for each million pages;\n" +
+			"engines compute meanwhile what they would restore. It runs one check at a time and rests after each.",
+		Args: cobra.NoArgs,
 	}
 	addFlags(cmd, config.FlagHTTP)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		body, err := ask(cmd, "/verify")
+		body, err := ask(cmd, "/verify", verifyWait)
 		if err != nil {
 			return err
 		}
@@ -78,18 +82,21 @@ func verifyCommand() *cobra.Command {
 }
 
 // ask reads one page of the running Manager. An answer of /verify may have status 500: it is the finding.
-func ask(cmd *cobra.Command, path string) (body []byte, err error) {
+func ask(cmd *cobra.Command, path string, wait time.Duration) (body []byte, err error) {
 	address, err := config.HTTPAddress(flagsOf(cmd), os.LookupEnv)
 	if err != nil {
 		return nil, err
 	}
-	client := http.Client{Timeout: askWait}
+	client := http.Client{Timeout: wait}
 	answer, err := client.Get("http://" + address + path)
 	if err != nil {
 		return nil, fmt.Errorf("no Cache Manager answers at %s (%w): start one with `orbitkv serve`, or name its address with --%s", address, err, config.FlagHTTP)
 	}
 	defer func() { err = errors.Join(err, answer.Body.Close()) }()
 	body, err = io.ReadAll(io.LimitReader(answer.Body, answerBytesMax))
+	if err == nil && answer.StatusCode == http.StatusServiceUnavailable {
+		return nil, fmt.Errorf("%s at %s: %s", path, address, strings.TrimSpace(string(body)))
+	}
 	if err == nil && answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusInternalServerError {
 		err = fmt.Errorf("%s at %s answered %s: is another program there?", path, address, answer.Status)
 	}

@@ -48,6 +48,7 @@ type Server struct {
 	done     chan struct{}
 	config   Config
 	slots    chan struct{}
+	verifies *gate
 }
 
 // Listen binds the address and serves.
@@ -56,7 +57,7 @@ func Listen(config Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("HTTP address %s: %w: name another one with --http-addr, or `off`", config.Address, err)
 	}
-	s := &Server{listener: listener, done: make(chan struct{}), config: config, slots: make(chan struct{}, requestsMax)}
+	s := &Server{listener: listener, done: make(chan struct{}), config: config, slots: make(chan struct{}, requestsMax), verifies: newGate()}
 	s.http = http.Server{
 		Handler: s.handler(), ReadTimeout: requestWait, WriteTimeout: answerWait, IdleTimeout: idleWait, MaxHeaderBytes: headBytesMax,
 		ErrorLog: slog.NewLogLogger(config.Log.Handler(), slog.LevelDebug),
@@ -138,9 +139,13 @@ type Verification struct {
 	Violations []cache.Violation `json:"violations"`
 }
 
-// verify answers 200 when every invariant of the live cache holds, and 500 with what does not.
-func (s *Server) verify(w http.ResponseWriter, _ *http.Request) {
-	found := s.config.Verify()
+// verify answers 200 when every invariant of the live cache holds, 500 with what does not, and 503 while another one is asked for.
+func (s *Server) verify(w http.ResponseWriter, r *http.Request) {
+	var found []cache.Violation
+	if err := s.verifies.pass(r.Context(), func() { found = s.config.Verify() }); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
 	code := http.StatusOK
 	if len(found) > 0 {
 		code = http.StatusInternalServerError

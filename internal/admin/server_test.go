@@ -25,11 +25,12 @@ type rig struct {
 	populated atomic.Uint64
 	broken    atomic.Bool
 	verbs     atomic.Uint64
+	verifying func() // called by each verification
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{T: t}
+	r := &rig{T: t, verifying: func() {}}
 	var err error
 	if r.token, err = OpenToken(filepath.Join(t.TempDir(), "token"), false); err != nil {
 		t.Fatal(err)
@@ -44,6 +45,7 @@ func newRig(t *testing.T) *rig {
 			return Status{Health: "ok", Pool: Pool{ConfiguredBytes: 10, PopulatedBytes: r.populated.Load()}}
 		},
 		Verify: func() []cache.Violation {
+			r.verifying()
 			if r.broken.Load() {
 				return []cache.Violation{{Invariant: 6, Text: "a page was freed"}}
 			}
