@@ -10,12 +10,14 @@ import errno
 import os
 import socket
 import stat
+import struct
 from pathlib import Path
 
 from orbitkv.errors import ManagerUnavailable
 
 VARIABLE = "ORBITKV_SOCKET"
 SYSTEM_PATH = "/run/orbitkv/orbitkv.sock"
+CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 
 
 def socket_paths(named: str | None) -> list[str]:
@@ -32,15 +34,26 @@ def connect(named: str | None) -> tuple[socket.socket, str]:
     """Return a connected socket and its path without ever blocking. ManagerUnavailable lists every path tried."""
     tried: list[tuple[str, str]] = []
     for path in socket_paths(named):
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as fault:
+            tried.append((path, reason_of(path, fault)))
+            continue
         connection.setblocking(False)
         try:
             connection.connect(path)
         except OSError as fault:
-            connection.close()
-            tried.append((path, reason_of(path, fault)))
+            reason = reason_of(path, fault)
         else:
-            return connection, path
+            # Whoever listens there gives bytes that the engine computes with, so it must be the same user.
+            _, user, _ = CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+            )
+            if user == os.geteuid():
+                return connection, path
+            reason = f"its Manager runs as user {user} and this process as user {os.geteuid()}: they must be one"
+        connection.close()
+        tried.append((path, reason))
     raise ManagerUnavailable(tried)
 
 

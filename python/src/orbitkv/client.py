@@ -98,7 +98,11 @@ class CacheManagerClient:
         self._submitting = threading.Lock()
         connection, self.path = connect(socket)
         self._pushes = Pushes(self._arenas, on_arena, on_notice)
-        self._channel = Channel(connection, self._pushed)
+        try:
+            self._channel = Channel(connection, self._pushed)
+        except (OSError, RuntimeError) as fault:  # No descriptor or thread is left.
+            connection.close()
+            raise ManagerUnavailable([(self.path, str(fault))]) from fault
         self._pushes.answer = self._channel.report
         self._session = Operations(self._channel, self._leases, self._forget)
         welcome = self._hello(role, name or f"orbitkv-python/{__version__} pid {os.getpid()}")

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import select
 import socket
 import threading
 from pathlib import Path
@@ -313,6 +314,42 @@ def test_an_absent_manager_names_every_path(tmp_path: Path, monkeypatch: pytest.
     dead.close()
     with pytest.raises(ManagerUnavailable, match="its Manager is gone"):
         CacheManagerClient(str(tmp_path / "dead"))
+
+
+def test_a_manager_of_another_user_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes would be computed with."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(1)
+        own = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+        with pytest.raises(ManagerUnavailable, match=f"runs as user {own} and this process as user {own + 1}"):
+            CacheManagerClient(str(tmp_path / "s"))
+
+
+@pytest.mark.parametrize("what", ["socket", "epoll", "thread"])
+def test_a_process_without_descriptors_or_threads_finds_no_manager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread") if what == "thread" else OSError(24, "Too many open files")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(1)
+        if what == "socket":
+            monkeypatch.setattr(socket, "socket", refuse)
+        elif what == "epoll":
+            monkeypatch.setattr(select, "epoll", refuse)
+        else:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ManagerUnavailable, match=r"Too many open files|start new thread"):
+            CacheManagerClient(str(tmp_path / "s"))
+        if what != "socket":
+            monkeypatch.undo()
+            with contextlib.closing(listener.accept()[0]) as connection:
+                connection.settimeout(DEADLINE)
+                assert connection.recv(1) == b"", "no socket is left behind"
 
 
 def test_a_stopped_manager_does_not_hold_up_the_start(tmp_path: Path) -> None:
