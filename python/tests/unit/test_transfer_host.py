@@ -211,6 +211,33 @@ def test_a_running_publish_steps_aside_for_a_restore_but_not_for_ever() -> None:
         assert restore.wait_all(DEADLINE)
 
 
+@pytest.mark.parametrize("kind", ["restore", "publish"])
+@pytest.mark.parametrize("fault", [OSError, KeyError, TypeError, AttributeError, BufferError, ZeroDivisionError])
+def test_a_copying_thread_outlives_a_fault(kind: str, fault: type[Exception]) -> None:
+    """Without it every later copy would stall, and a stalled copy ends the engine."""
+    engine = Engine(2, 4)
+    store = arena(0, padded(engine.layout.slice_bytes))
+    faulty, ended = [True], threading.Event()
+
+    def before(_: Transfer, __: int) -> None:
+        if faulty[0]:
+            raise fault("by the test")
+
+    def raising(_: Transfer) -> None:
+        ended.set()
+        raise fault("by the test")
+
+    with HostBackend(before_layer=before) as backend:
+        backend.register_arena(store)
+        submit: Callable[..., Transfer] = getattr(backend, kind)
+        plan = CopyPlan(engine.layout, np.array([1], np.int64), locate(0, np.zeros(1, np.int64)))
+        first = submit(plan, on_done=raising)
+        assert ended.wait(DEADLINE)
+        assert first.failed
+        faulty[0] = False
+        assert submit(plan, on_done=ignore).wait_all(DEADLINE)
+
+
 def test_closing_lets_go_of_the_arenas() -> None:
     engine = Engine(2, 8)
     backend = HostBackend()

@@ -27,6 +27,22 @@ QUEUE_BYTES_MAX = 64 << 30  # bytes of the plans that wait in one direction
 YIELD_SECONDS = 0.05  # the longest that one publish batch steps aside for restores
 GATE_SECONDS = 0.1  # how often a publish that waits for its sources looks whether the backend closes
 
+# What a copy, a hook or a report may raise. A copying thread outlives all of it: without it every later copy would
+# stall, and a stalled copy ends the engine (I10).
+FAULTS = (
+    OrbitKVError,
+    OSError,
+    RuntimeError,
+    MemoryError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
 log = logging.getLogger("orbitkv.transfer")
 
 Done = Callable[[Transfer], None]
@@ -168,13 +184,13 @@ class HostBackend:
 
     def _run_publishes(self) -> None:
         while (job := self._next(self._publishes)) is not None:
-            self._finish(job, self._gate_opens(job) and self._attempt(job, self._publish_layers))
+            self._finish(job, self._attempt(job, self._publish_layers))
         self._fail_waiting(self._publishes)
 
     def _attempt(self, job: Job, copy: Callable[[Job], None]) -> bool:
         try:
             copy(job)
-        except (OrbitKVError, OSError, ValueError, IndexError, MemoryError, RuntimeError):
+        except FAULTS:
             log.exception("a copy of %d pages failed; its pages are recomputed", job.transfer.plan.pages)
             return False
         return True
@@ -189,6 +205,8 @@ class HostBackend:
             job.transfer.advance()
 
     def _publish_layers(self, job: Job) -> None:
+        if not self._gate_opens(job):
+            raise TransferError("the host backend closed before the sources were written")
         for index, layer in enumerate(job.transfer.plan.layout.layers):
             self._pause(job, index)
             for piece in job.pieces:
@@ -226,5 +244,5 @@ class HostBackend:
         job.transfer.finish(ok)
         try:
             job.on_done(job.transfer)
-        except OrbitKVError as fault:
-            log.warning("the end of a copy of %d pages could not be reported: %s", job.transfer.plan.pages, fault)
+        except FAULTS:
+            log.exception("the end of a copy of %d pages could not be reported", job.transfer.plan.pages)
