@@ -29,13 +29,17 @@ LEASE_SECONDS = 1.0  # an answer is kept this long after the first pass that saw
 
 @dataclass
 class Lookup:
-    """One request's query. `local` are the pages on the device when it was asked, `pages` how many were asked for."""
+    """One request's query. `local` are the pages on the device when it was asked, `pages` how many were asked for.
+
+    `seen` is when the engine last asked for the request.
+    """
 
     session: SchedulerSession
     query: Query
     local: int
     pages: int
     asked: float
+    seen: float
     settled: float | None = None
     lease: Lease | None = None
     held: bool = False
@@ -121,7 +125,8 @@ class Lookups:
         now = self.clock()
         for request, look in list(self._table.items()):
             self._unhold(look)
-            if look.settled is not None and now - look.settled >= LEASE_SECONDS:
+            # An answer that comes while the engine does not ask would be leased with nobody to use it.
+            if now - (look.seen if look.settled is None else look.settled) >= LEASE_SECONDS:
                 self.drop(request)
 
     def _answer(self, session: SchedulerSession, ask: Ask) -> int | None:
@@ -134,6 +139,7 @@ class Lookups:
                 return 0
             look = self._submit(session, ask)
         elif look.settled is None:
+            look.seen = self.clock()
             patient = look.query.state is State.UNANSWERED and self.breaker.allows(self.clock())
             look.query.refresh(self.settings.query_wait_us if patient else 0)
         if look.settled is None and not self._settle(ask.request, look):
@@ -159,7 +165,8 @@ class Lookups:
             request=ask.request,
             wait_us=self.settings.query_wait_us,
         )
-        look = Lookup(session, query, ask.local, ask.pages, self.clock())
+        now = self.clock()
+        look = Lookup(session, query, ask.local, ask.pages, now, now)
         self._table[ask.request] = look
         self._since.setdefault(ask.request, look.asked)
         return look

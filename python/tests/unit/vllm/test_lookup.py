@@ -162,3 +162,20 @@ def test_volatile_pages_are_left_alone() -> None:
     rig = make_rig(volatile=1)
     rig.client.script = [(State.READY, 7)]
     assert rig.match("a", 1000) == 6 * PAGE
+
+
+def test_an_answer_that_comes_while_nobody_asks_is_given_up_after_a_second(rig: Rig) -> None:
+    """The engine may not reach a waiting request for a while, and its lease would pin pages for nobody."""
+    assert rig.match("a", 1000) is None
+    rig.clock.now += 0.9
+    rig.side.build_plan([], {}, [])
+    assert rig.sent("cancel") == []
+    assert rig.match("a", 1000) is None
+    rig.clock.now += 0.9
+    rig.side.build_plan([], {}, [])
+    assert rig.sent("cancel") == []
+    rig.clock.now += 0.1
+    rig.side.build_plan([], {}, [])
+    assert rig.sent("cancel") == [("cancel", "a")]
+    rig.client.script = [(State.READY, 2)]
+    assert rig.match("a", 1000) == 2 * PAGE
