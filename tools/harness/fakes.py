@@ -244,6 +244,11 @@ class FakeClient:
         self.sent.append(("reserve", instance, len(reserve.keys), wait_us))
         return reserve
 
+    def detach(self, instance: str) -> None:
+        """Leave an instance."""
+        self.check()
+        self.sent.append(("detach", instance))
+
     def close(self) -> None:
         """Close the channel."""
         self.alive = False

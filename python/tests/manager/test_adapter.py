@@ -309,6 +309,17 @@ def test_a_worker_that_breaks_between_a_reset_and_the_next_step_comes_back(repli
     engine.settle()
 
 
+def test_a_replica_that_is_shut_down_leaves_nothing_at_the_manager(manager: ManagerProcess, replica: Make) -> None:
+    """Its process may live on and make another."""
+    engine = replica(2)
+    engine.serve("a", 200)
+    engine.settle()
+    assert len(manager.status()["cache"]["instances"]) == 1
+    engine.close()
+    cache = manager.status()["cache"]
+    assert (cache["instances"], cache["stats"]["sessions_disconnected"]) == ([], 0)
+
+
 def reservations(manager: ManagerProcess) -> int:
     """Return how many reservations are open."""
     return int(manager.status()["cache"]["stats"]["reservations"])

@@ -24,6 +24,9 @@ WATCH_SECONDS = 0.25  # between two looks at a complete session
 # Refusals that no waiting mends: they stop an engine that starts.
 FATAL = frozenset({Status.WRONG_ABI, Status.WRONG_USER, Status.NO_LIVENESS, Status.CONFLICT})
 
+# What an attempt may fail with besides: no descriptor, thread or memory is left. It is tried again like the others.
+EXHAUSTED = (OSError, RuntimeError, MemoryError)
+
 log = logging.getLogger(LOGGER)
 
 
@@ -42,6 +45,10 @@ class Session(Protocol):
 
     def advance(self) -> bool:
         """Do the next step towards being complete; return whether it is. Called by the link's thread alone."""
+        ...
+
+    def detach(self) -> None:
+        """Let running copies end and leave the instance for good; `close` follows. Called where no session follows."""
         ...
 
     def close(self) -> None:
@@ -85,7 +92,7 @@ class Link(Generic[S]):
             self.open_once()
         except ManagerUnavailable as fault:
             self._tell_absence(fault)
-        except OrbitKVError as fault:
+        except (OrbitKVError, *EXHAUSTED) as fault:
             if isinstance(fault, ConfigurationError) or (isinstance(fault, Refused) and fault.status in FATAL):
                 self._close()
                 raise
@@ -105,11 +112,16 @@ class Link(Generic[S]):
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread and close the session."""
+        """End the thread, leave the instance and close the session."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
+        if (session := self.session) is not None:
+            try:
+                session.detach()
+            except OrbitKVError as fault:
+                log.debug("%s: left without a word to the Cache Manager: %s", self._name, fault)
         self._close()
 
     def _run(self) -> None:
@@ -130,7 +142,7 @@ class Link(Generic[S]):
             self._tell_absence(fault)
         except (Refused, ConfigurationError) as fault:
             self._tell_refusal(str(fault))
-        except OrbitKVError as fault:
+        except (OrbitKVError, *EXHAUSTED) as fault:
             log.warning("%s: %s", self._name, fault)
         return RETRY_SECONDS
 

@@ -171,6 +171,11 @@ class SchedulerSession:
         self._broken = True
         self._lost()
 
+    def detach(self) -> None:
+        """Say that nothing schedules the instance any more. OrbitKVError when it cannot be said."""
+        if self._namespace is not None:
+            self.client.detach(self.instance)
+
     def close(self) -> None:
         """Close the channel."""
         self.client.close()

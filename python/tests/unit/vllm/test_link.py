@@ -22,6 +22,7 @@ class FakeSession:
         self.incarnation = life
         self.alive = True
         self.closed = False
+        self.detached = False
         self.steps = steps
         self.complete = threading.Event()
 
@@ -30,6 +31,10 @@ class FakeSession:
         if self.steps <= 0:
             self.complete.set()
         return self.steps <= 0
+
+    def detach(self) -> None:
+        assert not self.closed
+        self.detached = True
 
     def close(self) -> None:
         self.closed = True
@@ -58,6 +63,22 @@ def test_a_full_table_is_tried_again() -> None:
         tries.append(1)
         if len(tries) == 1:
             raise Refused(Status.BUSY, "1024 sessions exist")
+        return session
+
+    link = Link("test", connect)
+    link.start()
+    assert session.complete.wait(WAIT_SECONDS)
+    link.stop()
+
+
+@pytest.mark.parametrize("fault", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
+def test_a_process_without_descriptors_or_threads_is_tried_again(fault: Exception) -> None:
+    session, tries = FakeSession(), []
+
+    def connect(_: FakeSession | None) -> FakeSession:
+        tries.append(1)
+        if len(tries) <= 2:  # At the start, and in the link's own thread.
+            raise fault
         return session
 
     link = Link("test", connect)
@@ -111,6 +132,7 @@ def test_a_dead_session_is_replaced_and_closed_after_its_successor_stands() -> N
     link.stop()
     assert first.closed
     assert second.closed
+    assert (first.detached, second.detached) == (False, True), "only the last one leaves for good"
 
 
 def test_a_refusal_after_the_start_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:

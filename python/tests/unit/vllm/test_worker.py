@@ -118,6 +118,9 @@ class FakeAttachment:
     def abandoned(self, reservation: int, ranges: list[tuple[int, int]]) -> None:
         self.told.append(("abandoned", reservation, list(ranges)))
 
+    def detach(self) -> None:
+        self.told.append(("detach",))
+
     def close(self) -> None:
         self.alive = False
 
