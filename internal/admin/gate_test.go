@@ -37,7 +37,7 @@ func TestTheCacheWorksLongerThanItIsVerified(t *testing.T) {
 			asked, started := time.Now(), time.Time{}
 			err := g.pass(t.Context(), func() {
 				started = time.Now()
-				time.Sleep(test.takes)
+				<-time.After(test.takes)
 			})
 			if waited := started.Sub(asked); err != nil || waited != test.waits {
 				t.Errorf("waited %v, want %v: %v", waited, test.waits, err)
@@ -49,7 +49,7 @@ func TestTheCacheWorksLongerThanItIsVerified(t *testing.T) {
 func TestAnAskerThatGoesGivesItsTurnBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate()
-		if err := g.pass(t.Context(), func() { time.Sleep(time.Hour) }); err != nil {
+		if err := g.pass(t.Context(), func() { <-time.After(time.Hour) }); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
