@@ -194,6 +194,9 @@ func (w *world) resumeScheduler(e *mEngine, token wire.ID16) {
 				w.sendBegin(l, uint16(rank), pages)
 			}
 		}
+		if taken && !l.held && slices.Contains(l.copies, copyNone) { // it gave the other ranks' parts back
+			e.scheduler.send(func() error { return w.rig.Release(id, l.id, wire.AllRanks) })
+		}
 		l.operation = 0 // its query belonged to the old session
 	}
 	for _, r := range e.reservations {

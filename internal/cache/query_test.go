@@ -216,6 +216,21 @@ func TestWaitingQueryIsServedWhenBytesReturn(t *testing.T) {
 	r.check()
 }
 
+func TestALaterQueryDoesNotOvertakeOneThatWaitsForTheGlobalBudget(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib, QueryBudgetBytes: 10 * page})
+	a, b, c := r.engine("a", 100, one(page)), r.engine("b", 200, one(page)), r.engine("c", 300, one(page))
+	r.publish(a, keysOf(0, 8))
+	held := r.query(a, keysOf(0, 8))
+	first, second := r.query(b, keysOf(0, 6)), r.query(c, keysOf(0, 2))
+	if first.Outcome != wire.OutcomeWaiting || second.Outcome != wire.OutcomeWaiting {
+		t.Fatalf("outcomes %v and %v: small demands would starve a large one", first.Outcome, second.Outcome)
+	}
+	r.restore(a, held)
+	r.outcome(b, first.Operation, 1, wire.OutcomeReady)
+	r.outcome(c, second.Operation, 1, wire.OutcomeReady)
+	r.check()
+}
+
 func TestOneInstanceOverItsBudgetDoesNotHoldUpAnother(t *testing.T) {
 	r := newRig(t, Config{PoolBytes: 16 * mib, QueryBudgetBytes: 20 * page, InstanceBudgetBytes: 8 * page})
 	a, b := r.engine("a", 100, one(page)), r.engine("b", 200, one(page))
