@@ -59,7 +59,8 @@ class SchedulerSide:
     breaker: Breaker = field(default_factory=Breaker)
     _restores: list[tuple[SchedulerSession, RestorePlan]] = field(default_factory=list)
     _lost: list[int] = field(default_factory=list)
-    _unused: set[str] = field(default_factory=set)  # requests of the timeline that have not computed yet
+    # When the timeline's requests that have not computed yet were queued, in seconds of the clock.
+    _unused: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lookups = Lookups(self.settings, self.breaker, self.stats, self.clock)
@@ -82,7 +83,7 @@ class SchedulerSide:
         """Note a request that the engine accepted."""
         self.timeline.record(Stage.QUEUED, request)
         if self.timeline.enabled:
-            self._unused.add(request)
+            self._unused[request] = self.clock()
 
     def matched_tokens(self, progress: Progress, device_tokens: int) -> int | None:
         """Return how many tokens beyond the device's own are restored in this step, or None for "not yet"."""
@@ -152,7 +153,7 @@ class SchedulerSide:
         """Let go of a request that ended or was aborted; its last full pages are published in later steps."""
         self.lookups.finish(progress.request)
         self.publisher.finish(progress, self.epoch.value)
-        self._unused.discard(progress.request)
+        self._unused.pop(progress.request, None)
 
     @property
     def pending(self) -> bool:
@@ -234,6 +235,5 @@ class SchedulerSide:
         return plan
 
     def _first_use(self, request: str) -> None:
-        if request in self._unused:
-            self._unused.discard(request)
-            self.timeline.record(Stage.FIRST_USE, request)
+        if (queued := self._unused.pop(request, None)) is not None:
+            self.timeline.record(Stage.FIRST_USE, request, elapsed_us=round((self.clock() - queued) * 1e6))
