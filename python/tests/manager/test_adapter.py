@@ -31,16 +31,25 @@ Make = Callable[..., "Replica"]
 class Replica:
     """One engine replica of `world` ranks without an engine."""
 
-    def __init__(self, socket: str, world: int = 1, name: str = "engine-1", fact: str = "same", **keys: object) -> None:
+    def __init__(
+        self,
+        socket: str,
+        world: int = 1,
+        name: str = "engine-1",
+        fact: str = "same",
+        replicated: bool = False,
+        **keys: object,
+    ) -> None:
         extra = {"orbitkv.socket": socket, "orbitkv.query_wait_us": 5_000_000, "orbitkv.timeout_ms": 30_000}
         settings = read_settings({**extra, **{f"orbitkv.{key}": value for key, value in keys.items()}}, {})
         timeline = Timeline("test", False)
+        self.replicated = replicated
         self.pool = Pool(BLOCKS)
         self.tensors = [FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES) for _ in range(world)]
         self.workers = []
         for rank, tensors in enumerate(self.tensors):
             layers = EngineLayers(tensors.layout, tensors, {f"l{i}": i for i in range(LAYERS)})
-            place = RankPlace(name, rank, world, True, rank)
+            place = RankPlace(name, rank, world, not replicated or rank == 0, 0 if replicated else rank)
             self.workers.append(WorkerSide(settings, place, layers, {"model": fact}, timeline))
             self.workers[-1].begin()
         epoch = Epoch()
@@ -107,14 +116,19 @@ class Replica:
     def fill(self, rank: int, block: int, key: bytes) -> None:
         """Write what the model would compute."""
         for layer in range(LAYERS):
-            self.tensors[rank].write(layer, block, content(key, rank, layer))
+            self.tensors[rank].write(layer, block, self.content(key, rank, layer))
 
     def check(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
         """Compare every byte of every layer and rank."""
         for block, key in zip(blocks, keys, strict=True):
             for rank, tensors in enumerate(self.tensors):
                 for layer in range(LAYERS):
-                    assert np.array_equal(tensors.read(layer, block), content(key, rank, layer)), (key, rank, layer)
+                    expected = self.content(key, rank, layer)
+                    assert np.array_equal(tensors.read(layer, block), expected), (key, rank, layer)
+
+    def content(self, key: bytes, rank: int, layer: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return what a rank has of a block; replicated content is the same on all."""
+        return content(key, 0 if self.replicated else rank, layer)
 
     def settle(self) -> None:
         """Step until nothing is pending, as an engine does that has no request."""
@@ -162,6 +176,19 @@ def test_bytes_come_back_exactly(replica: Make, world: int) -> None:
         engine.settle()
         assert engine.serve(name, tokens)[0] == (tokens - 1) // PAGE
         engine.settle()
+
+
+def test_replicated_content_is_stored_once_and_restored_by_every_rank(manager: ManagerProcess, replica: Make) -> None:
+    engine = replica(2, replicated=True)
+    engine.serve("a", 200)
+    engine.settle()
+    session = engine.side._usable()
+    assert session is not None
+    assert [place.rank for place in session.slices] == [0]
+    assert engine.serve("a", 200)[0] == 12
+    engine.settle()
+    loaded = 2 * 12 * LAYERS * BLOCK_BYTES
+    eventually(lambda: manager.metric("orbitkv_load_bytes_total") == loaded, "both ranks reported")
 
 
 def test_a_second_engine_with_equal_facts_shares_and_another_does_not(replica: Make) -> None:
