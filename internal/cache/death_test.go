@@ -255,6 +255,15 @@ func TestDisconnectAndResumeOfAWorker(t *testing.T) {
 		r.check()
 		r.must(r.Restored(now.id, lease.Lease, 0, true, page, all(4)))
 		r.must(r.Committed(now.id, open.Reservation, 0, all(2)))
+		if !attachFirst {
+			if got := r.query(e, keysOf(20, 2)); got.Pages != 0 || got.NotMapped != 2 {
+				t.Fatalf("%d pages are named to a rank that has mapped nothing since it came back", got.Pages)
+			}
+			if _, err := r.Attach(now.id, one(page).attach("a", 0)); err != nil {
+				t.Fatal(err)
+			}
+			r.must(r.Mapped(now.id, 0, true, ""))
+		}
 		if n := r.found(e, keysOf(20, 2)); n != 2 {
 			t.Fatalf("%d pages", n)
 		}

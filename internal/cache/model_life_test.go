@@ -158,15 +158,25 @@ func (w *world) comeBack(s *mSession) {
 		w.resumeScheduler(e, s.token)
 	} else {
 		e.ranks[s.rank] = now
-		if rapid.Bool().Draw(w.T, "attach first") {
-			a := e.sh.attach(e.id, s.rank)
-			a.Epoch = e.epoch
-			_, err := w.rig.Attach(now.id, a)
-			w.rig.must(err)
-			w.rig.must(w.rig.Mapped(now.id, 0, true, ""))
+		e.mapped[s.rank] = false
+		first := rapid.Bool().Draw(w.T, "attach first")
+		if first {
+			w.attachAgain(now)
 		}
 		w.resumeRank(e, now, s.token)
+		if !first {
+			w.attachAgain(now)
+		}
 	}
+}
+
+// attachAgain attaches a rank on its new connection and maps what that connection is sent first.
+func (w *world) attachAgain(s *mSession) {
+	a := s.engine.sh.attach(s.engine.id, s.rank)
+	a.Epoch = s.engine.epoch
+	_, err := w.rig.Attach(s.id, a)
+	w.rig.must(err)
+	w.rig.must(w.rig.Mapped(s.id, 0, true, ""))
 }
 
 func (w *world) resumeScheduler(e *mEngine, token wire.ID16) {

@@ -194,7 +194,9 @@ func (c *Cache) Resume(id SessionID, token wire.ID16, leases, reservations []uin
 func (c *Cache) takePlaces(old, s *session) {
 	if old.instance != nil && s.instance == nil {
 		s.instance, s.rank = old.instance, old.rank
-		old.instance.ranks[old.rank].session = s
+		slot := &old.instance.ranks[old.rank]
+		slot.session, slot.mapped = s, arenaSet{} // its client maps the arenas of the new connection anew
+		c.remap(old.instance)
 		old.instance = nil
 	}
 	for _, inst := range c.instances {
