@@ -177,8 +177,10 @@ class Lookups:
         state = look.query.state
         if state is State.UNANSWERED:
             self.stats.count("query_unanswered")
-            if self.breaker.allows(now) and not self.breaker.unanswered(now):
-                return False
+            if self.breaker.allows(now):
+                if not self.breaker.unanswered(now):
+                    return False
+                self.stats.count("breaker_opened")
             self.drop(request)
             look.settled = now
             return True

@@ -27,6 +27,7 @@ HELP = {
     "save_skipped": "Pages that were not published because a bound was reached or no Manager was there.",
     "save_bytes": "Bytes that publishes copied out of engine blocks, over all ranks.",
     "query_unanswered": "Waits for a query's answer that passed without one.",
+    "breaker_opened": "Seconds without queries and hits that unanswered waits began.",
     "prefetch_duration_seconds": "Seconds from a query to its usable answer.",
     "prefetch_blocks": "Pages found by a query.",
     "load_duration_seconds": "Seconds from a restore's submission to its last byte.",

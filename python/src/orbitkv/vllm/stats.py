@@ -14,6 +14,7 @@ COUNTERS = (
     "save_skipped",
     "save_bytes",
     "query_unanswered",
+    "breaker_opened",
 )
 HISTOGRAMS = (
     "prefetch_duration_seconds",

@@ -57,6 +57,7 @@ def test_the_wait_for_an_answer_is_bounded_by_the_setting() -> None:
 
 def test_three_unanswered_queries_open_the_breaker_for_a_second(rig: Rig) -> None:
     assert [rig.match(name, 1000) for name in "abc"] == [None, None, 0]
+    assert rig.side.stats.take()["breaker_opened"] == 1
     assert [rig.match(name, 1000) for name in "abcd"] == [0, 0, 0, 0]
     assert len(rig.client.queries) == 3, "nothing is asked while the breaker is open"
     rig.clock.now += 1.0
