@@ -20,7 +20,8 @@ import (
 const (
 	PageBytes     = 4 << 10 // smallest pool, and its granularity without huge pages
 	ArenaBytesMin = 1 << 30 // a pool below this is one arena
-	ArenaBytesMax = 8 << 30
+	ArenaBytesMax = 8 << 30 // but where a pool would then have more than ArenasMax arenas
+	ArenasMax     = 1024
 	arenasWanted  = 16 // a large pool has about this many, so that the first is lent early
 )
 
@@ -119,6 +120,7 @@ func plan(poolBytes, unit uint64, nodes []int) []share {
 	}
 	size := (poolBytes/arenasWanted + ArenaBytesMin - 1) / ArenaBytesMin * ArenaBytesMin
 	size = max(ArenaBytesMin, min(size, ArenaBytesMax))
+	size = max(size, poolBytes/uint64(ArenasMax-len(nodes))+1) // each node's last arena may be a small one
 	size = (size + unit - 1) / unit * unit
 	left := make([]uint64, len(nodes))
 	units := poolBytes / unit

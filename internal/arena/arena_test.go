@@ -59,6 +59,26 @@ func TestPlanCoversThePoolAndAlternatesNodes(t *testing.T) {
 	}
 }
 
+func TestTheLargestPoolHasAnIDForEachArena(t *testing.T) {
+	for _, pool := range []uint64{8 << 40, 8<<40 + 1<<30, 64<<40 + 8192, 1 << 47} {
+		for _, unit := range []uint64{PageBytes, 1 << 30} {
+			for _, nodes := range [][]int{nil, {0, 1, 2, 3, 4, 5, 6, 7}} {
+				pool := pool / unit * unit
+				var sum uint64
+				shares := plan(pool, unit, nodes)
+				for _, s := range shares {
+					if sum += s.bytes; s.bytes%unit != 0 {
+						t.Errorf("an arena of %d bytes is not whole", s.bytes)
+					}
+				}
+				if len(shares) > ArenasMax || sum != pool {
+					t.Errorf("a pool of %d bytes on %d nodes has %d arenas with %d bytes", pool, len(nodes), len(shares), sum)
+				}
+			}
+		}
+	}
+}
+
 func TestArenasAreSealedNamelessAndClosedOnExec(t *testing.T) {
 	p := newPool(t, 8*mib+100)
 	a := p.Arenas()[0]

@@ -113,6 +113,9 @@ func (m *Manager) start() (err error) {
 	return err
 }
 
+// The cache knows an arena of each id that a pool may have.
+const _ = uint(cache.ArenasMax - arena.ArenasMax)
+
 func nodesOf(p *arena.Pool) (nodes []int) {
 	for _, a := range p.Arenas() {
 		if a.Node >= 0 && !slices.Contains(nodes, a.Node) {
