@@ -450,6 +450,42 @@ func TestEchoesAfterAResume(t *testing.T) {
 	r.check()
 }
 
+// A begin may be lost with its connection, and its client cannot know it: after a resume it is said again, whether it was read or not, and
+// whether the lease still lives or not.
+func TestBeginSaidAgainAfterAResume(t *testing.T) {
+	for _, read := range []bool{false, true} {
+		for _, reports := range []int{0, 1, 2} { // ranks that reported before the begin is said again
+			r := newRig(t, Config{PoolBytes: 16 * mib})
+			e := r.engine("a", 100, writers(wire.WriterHost, wire.WriterHost))
+			r.publish(e, keysOf(0, 4))
+			lease := r.query(e, keysOf(0, 4))
+			if read {
+				r.must(r.Begin(e.scheduler.id, lease.Lease, wire.AllRanks, 3))
+			}
+			r.BreakSession(e.scheduler.id)
+			now := r.connect(e.scheduler.process, wire.RoleScheduler)
+			took, _, err := r.Resume(now.id, e.scheduler.token, []uint64{lease.Lease}, nil)
+			r.must(err)
+			if len(took) != 1 {
+				t.Fatalf("took %v", took)
+			}
+			for rank := range reports {
+				r.must(r.Restored(e.ranks[rank].id, lease.Lease, uint16(rank), true, page, all(3)))
+			}
+			r.must(r.Begin(now.id, lease.Lease, wire.AllRanks, 3))
+			r.must(r.Begin(now.id, lease.Lease, wire.AllRanks, 3))
+			r.check()
+			for rank := reports; rank < 2; rank++ {
+				r.must(r.Restored(e.ranks[rank].id, lease.Lease, uint16(rank), true, page, all(3)))
+			}
+			if s := r.Stats(); s.Leases != 0 || s.QueryReservedBytes != 0 || s.LoadBytesTotal != 2*page {
+				t.Fatalf("begin read before %v, %d reports before the second: %+v", read, reports, s)
+			}
+			r.check()
+		}
+	}
+}
+
 // The exit of the last writer may end a reservation while its scheduler gives the same pages up.
 func TestAbandonThatCrossesTheDeathOfItsRanks(t *testing.T) {
 	r := newRig(t, Config{PoolBytes: 16 * mib})
