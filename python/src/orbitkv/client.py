@@ -58,6 +58,7 @@ __all__ = [
 
 M = TypeVar("M")
 TIMEOUT_MS = 5000
+TOKENS_MAX = 8  # tokens that a resume tries; past it the oldest attempt is forgotten
 
 
 class Limits(NamedTuple):
@@ -108,6 +109,7 @@ class CacheManagerClient:
         welcome = self._hello(role, name or f"orbitkv-python/{__version__} pid {os.getpid()}")
         self.incarnation = welcome.incarnation
         self.token = welcome.token
+        self._tokens = [welcome.token]  # and those of clients that tried to resume this one and heard no answer
         self.limits = Limits(*welcome[3:])
 
     def __enter__(self) -> CacheManagerClient:
@@ -213,6 +215,23 @@ class CacheManagerClient:
             self._leases.adopt(lease)
         return list(answer.leases), list(answer.reservations)
 
+    def resume_after(
+        self, previous: CacheManagerClient, leases: Sequence[int] = (), reservations: Sequence[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        """Resume an older client's session, or what a client holds whose resume of it was not answered."""
+        try:
+            for token in reversed(previous._tokens[1:]):
+                try:
+                    return self.resume(token, leases, reservations)
+                except Refused as refusal:
+                    if refusal.status != Status.UNKNOWN:
+                        raise
+            return self.resume(previous.token, leases, reservations)
+        except ChannelError:
+            # The Manager may have handed all over to this client, so whoever comes next asks for its token first.
+            previous._tokens[1:] = [*previous._tokens[1:], self.token][1 - TOKENS_MAX :]
+            raise
+
     def take_over(self, previous: CacheManagerClient, reservations: Sequence[int] = ()) -> tuple[list[int], list[int]]:
         """Close an older client of this process and resume its session with the leases that were begun through it.
 
@@ -220,7 +239,7 @@ class CacheManagerClient:
         """
         # Closed first: a begin either precedes what is claimed here, or fails and nothing is copied under it.
         previous._channel.close("a later session takes over")
-        leases, taken = self.resume(previous.token, previous.leases_in_use, reservations)
+        leases, taken = self.resume_after(previous, previous.leases_in_use, reservations)
         for lease in leases:
             for rank, pages in previous._leases.begun(lease).items():
                 again = partial(self._channel.report, _wire.Begin(lease, rank, pages))

@@ -80,6 +80,30 @@ def test_who_takes_over_says_each_begin_again(tmp_path: Path) -> None:
             lease.begin(2, rank=0)
 
 
+def test_a_take_over_that_was_not_answered_is_found_by_the_next(tmp_path: Path) -> None:
+    """The Manager may have handed everything to the client that heard no answer."""
+
+    def silent(peer: Peer) -> None:
+        peer.expect(_wire.Resume)
+
+    def last(peer: Peer) -> None:
+        for token in (b"2" * 16, b"t" * 16):
+            request, message = peer.expect(_wire.Resume)
+            assert message == _wire.Resume(token, (), (5,))
+            answer = _wire.Resumed((), (5,)) if token[:1] == b"t" else _wire.Error(Status.UNKNOWN, "no such session")
+            peer.put(answer, request)
+
+    for name in "123":
+        (tmp_path / name).mkdir()
+    with scripted(tmp_path / "1", lambda _: None) as first:
+        with scripted(tmp_path / "2", silent) as second:
+            second.token = b"2" * 16
+            with pytest.raises(ChannelClosed):
+                second.take_over(first, [5])
+        with scripted(tmp_path / "3", last) as third:
+            assert third.take_over(first, [5]) == ([], [5])
+
+
 @pytest.mark.parametrize("poll_seconds", [0.05, 3600.0], ids=["lost notice", "notice"])
 def test_a_waiting_query_is_polled_after_a_notice_and_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poll_seconds: float

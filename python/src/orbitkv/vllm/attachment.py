@@ -172,7 +172,7 @@ class Attachment:
         previous.backend.close()
         claim = previous._reports.claim()
         try:
-            leases, reservations = self.client.resume(previous.client.token, claim.leases, claim.reservations)
+            leases, reservations = self.client.resume_after(previous.client, claim.leases, claim.reservations)
         except Refused as refusal:
             log.info("the earlier session cannot be resumed: %s", refusal)
             return

@@ -38,14 +38,14 @@ class WorkerClient(FakeClient):
             raise Refused(Status.CONFLICT, "epoch differs")
         return 1
 
-    def resume(self, _: bytes, leases: Sequence[int], reservations: Sequence[int]) -> tuple[list[int], list[int]]:
+    def resume_after(self, _: Any, leases: Sequence[int], reservations: Sequence[int]) -> tuple[list[int], list[int]]:
         if self.fault is not None:
             raise self.fault
         self.claimed.append((list(leases), list(reservations)))
         return [x for x in leases if x in self.known[0]], [x for x in reservations if x in self.known[1]]
 
     def take_over(self, _: Any, reservations: Sequence[int]) -> tuple[list[int], list[int]]:
-        return self.resume(b"", [], reservations)
+        return self.resume_after(None, [], reservations)
 
     def ping(self) -> None:
         self.check()
