@@ -24,6 +24,9 @@ func doctorCommand() *cobra.Command {
 		}
 		named, _ := flagsOf(cmd)(config.FlagSocket)
 		options := doctor.Options{PoolBytes: cfg.PoolBytes, HugePages: cfg.HugePages, UID: os.Geteuid()}
+		if _, written := flagsOf(cmd)(config.FlagPoolSize); !written && os.Getenv(config.Find(config.FlagPoolSize).Environment) == "" {
+			options.PoolBytes = 0 // The doctor takes the default itself, and says so.
+		}
 		for _, p := range config.SocketPaths(named, os.LookupEnv) {
 			options.Sockets = append(options.Sockets, doctor.Socket{Source: p.Source, Path: p.Path})
 		}

@@ -35,6 +35,9 @@ func root() *cobra.Command {
 		SilenceErrors: true, SilenceUsage: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w: `%s --help` lists the flags", err, cmd.CommandPath())
+	})
 	cmd.AddCommand(serveCommand(), statusCommand(), verifyCommand(), doctorCommand(), versionCommand())
 	return cmd
 }

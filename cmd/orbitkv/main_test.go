@@ -234,12 +234,12 @@ func TestWrongFlagsAreRefusedByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	for part, args := range map[string][]string{
-		"--pool-size":         {"--pool-size", "12x"},
-		"unknown flag":        {"--pool-sise", "1gib"},
-		"raise the limit":     {"--pool-size", "900tib"},
-		"--http-allow-remote": {"--pool-size", poolSize, "--http-addr", "0.0.0.0:0"},
-		"left alone":          {"--pool-size", poolSize, "--socket", file},
-		"admin-token-file":    {"--pool-size", poolSize, "--socket", filepath.Join(dir, "s"), "--http-addr", "127.0.0.1:0", "--admin-token-file", "/proc/no/such"},
+		"--pool-size":          {"--pool-size", "12x"},
+		"orbitkv serve --help": {"--pool-sise", "1gib"},
+		"raise the limit":      {"--pool-size", "900tib"},
+		"--http-allow-remote":  {"--pool-size", poolSize, "--http-addr", "0.0.0.0:0"},
+		"left alone":           {"--pool-size", poolSize, "--socket", file},
+		"admin-token-file":     {"--pool-size", poolSize, "--socket", filepath.Join(dir, "s"), "--http-addr", "127.0.0.1:0", "--admin-token-file", "/proc/no/such"},
 	} {
 		if _, stderr, code := run(t, append([]string{"serve"}, args...)...); code != 1 || !strings.Contains(stderr, part) {
 			t.Errorf("%v: code %d, no %q in %s", args, code, part, stderr)

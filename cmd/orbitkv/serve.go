@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -49,27 +50,29 @@ func addFlags(cmd *cobra.Command, flags ...string) {
 	for _, flag := range flags {
 		key := config.Find(flag)
 		usage := key.Meaning + " Environment: " + key.Environment + ". Default: " + key.Default
-		value := cmd.Flags().VarPF(new(text), flag, "", usage)
+		usage = strings.ReplaceAll(usage, "`", "") // pflag would show a quoted word as the flag's type.
 		if key.Unit == "switch" {
-			value.NoOptDefVal = "true"
+			cmd.Flags().VarPF(&text{kind: "bool"}, flag, "", usage).NoOptDefVal = "true"
+			continue
 		}
+		cmd.Flags().Var(&text{kind: "value"}, flag, usage)
 	}
 }
 
-// text is a flag's value as it was written.
-type text string
+// text is a flag's value as it was written, and the word behind the flag in the help, where pflag leaves out "bool".
+type text struct{ value, kind string }
 
 // String implements pflag.Value.
-func (t *text) String() string { return string(*t) }
+func (t *text) String() string { return t.value }
 
 // Set implements pflag.Value.
 func (t *text) Set(value string) error {
-	*t = text(value)
+	t.value = value
 	return nil
 }
 
-// Type implements pflag.Value: the word behind the flag in the help.
-func (t *text) Type() string { return "value" }
+// Type implements pflag.Value.
+func (t *text) Type() string { return t.kind }
 
 func readConfig(cmd *cobra.Command) (config.Config, error) {
 	allowed, err := doctor.AllowedMemory(os.DirFS("/"))

@@ -201,7 +201,7 @@ var machines = []struct {
 	},
 
 	{name: "socket absent", options: sockets("/run/orbitkv/s"), line: "socket /run/orbitkv/s", verdict: Note, words: []string{"--socket: not there"}},
-	{name: "socket folder absent", options: sockets("/run/none/s"), line: "socket /run/none/s", verdict: Note, words: []string{"neither is /run/none"}},
+	{name: "socket folder absent", options: sockets("/run/none/s"), line: "socket /run/none/s", verdict: Note, words: []string{"neither is /run/none", "orbitkv serve makes both"}},
 	{name: "socket below a file", options: sockets("/proc/meminfo/s"), line: "socket /proc/meminfo/s", verdict: Bad, words: []string{"no folder"}},
 	{name: "socket path too long", options: sockets("/" + strings.Repeat("a", 107)), line: "socket /" + strings.Repeat("a", 107), verdict: Bad, words: []string{"108 bytes"}},
 	{

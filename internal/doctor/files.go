@@ -59,7 +59,7 @@ func socketLine(o Options, s Socket) Line {
 		return absentSocket(o, inside)
 	}
 	if err != nil {
-		return bad("", "let the user of engine and Manager reach the path, or choose another", "%v", err)
+		return bad("", "let the user of engine and Manager reach the path, or choose another", "cannot be looked at: %s", cause(err))
 	}
 	if info.Mode().Type() != fs.ModeSocket {
 		return bad("", "remove it or choose another path", "exists and is no socket (%s)", info.Mode())
@@ -80,6 +80,15 @@ func socketLine(o Options, s Socket) Line {
 	return good("", "live, %s", facts)
 }
 
+// cause leaves out the path of a file system's error: the line names it, and the error has it without the leading slash.
+func cause(err error) string {
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		return reason(at.Err)
+	}
+	return reason(err)
+}
+
 func deadSocket(err error, facts string) Line {
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return note("", "orbitkv serve replaces it", "nobody listens, %s", facts)
@@ -92,11 +101,11 @@ func absentSocket(o Options, inside string) Line {
 	info, err := fs.Stat(o.FS, dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return note("", "", "not there, and neither is /%s", dir)
+		return note("", "orbitkv serve makes both, if its user may", "not there, and neither is /%s", dir)
 	case err != nil:
-		return note("", "", "not there: %v", err)
+		return note("", "", "not there: %s", cause(err))
 	case !info.IsDir():
 		return bad("", "choose another path", "/%s is no folder", dir)
 	}
-	return note("", "", "not there")
+	return note("", "orbitkv serve makes it", "not there")
 }

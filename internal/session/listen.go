@@ -34,7 +34,7 @@ func listen(path string) (*socketFile, error) {
 	// The lock on the folder keeps a second Manager from removing a socket that the first one binds at this moment. It leaves no file.
 	folder, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("the folder of the socket: %w", err)
+		return nil, fmt.Errorf("the folder of the socket cannot be read: %w: run as the user that owns it, or name another path with --socket", err)
 	}
 	s, err := listenLocked(path, folder)
 	return s, errors.Join(err, folder.Close())
