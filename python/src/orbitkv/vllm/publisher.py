@@ -31,7 +31,7 @@ from orbitkv.vllm.pool import BlockPool
 from orbitkv.vllm.session import SchedulerSession
 from orbitkv.vllm.stats import Stats
 
-RESERVE_PAGES_MAX = 1024  # pages of one reserve: the Manager places them under one hold; the rest waits for the next step
+RESERVE_PAGES_MAX = 1024  # pages of one reserve, which the Manager places under one hold; the rest waits a step
 RESERVES_MAX = 16  # unanswered reserves; at the bound nothing is collected
 COPY_PAGES = 32  # pages of one batch of a plan: a batch's blocks are given back together
 QUIET_SECONDS = 0.25  # a reserve that is unanswered for so long stops the collecting: the Manager may be stopped
