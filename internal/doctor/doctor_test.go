@@ -117,7 +117,8 @@ var machines = []struct {
 	},
 
 	{name: "no seals", probe: func(p *Probe) { p.MemfdSeals = failing(syscall.EINVAL) }, line: "sealed memfd", verdict: Bad, words: []string{"EINVAL", "3.17"}},
-	{name: "no populate", probe: func(p *Probe) { p.PopulateWrite = failing(syscall.EINVAL) }, line: "populate by madvise", verdict: Bad, words: []string{"5.14"}},
+	{name: "no populate", probe: func(p *Probe) { p.PopulateWrite = failing(syscall.EINVAL) }, line: "populate by madvise", verdict: Note, words: []string{"5.14", "EINVAL", "fallocate"}},
+	{name: "populate forbidden", probe: func(p *Probe) { p.PopulateWrite = failing(syscall.EPERM) }, line: "populate by madvise", verdict: Bad, words: []string{"EPERM", "no filter"}},
 	{name: "no pidfd", probe: func(p *Probe) { p.PidfdOpen = failing(syscall.ENOSYS) }, line: "pidfd_open", verdict: Bad, words: []string{"ENOSYS", "5.3"}},
 	{name: "no peer pidfd", probe: func(p *Probe) { p.PeerPidfd = failing(syscall.ENOPROTOOPT) }, line: "SO_PEERPIDFD", verdict: Note, words: []string{"ENOPROTOOPT", "6.5"}},
 	{name: "ring forbidden", probe: func(p *Probe) { p.IOUring = failing(syscall.EPERM) }, line: "io_uring", verdict: Note, words: []string{"EPERM", "kernel.io_uring_disabled"}},

@@ -25,7 +25,6 @@ func kernelLines(o Options) []Line {
 		try       func() error
 	}{
 		{"sealed memfd", "Linux 3.17 or newer, and no filter on memfd_create: the pool cannot be made without it", p.MemfdSeals},
-		{"populate by madvise", "Linux 5.14 or newer (MADV_POPULATE_WRITE): the pool cannot be populated without it", p.PopulateWrite},
 		{"pidfd_open", "Linux 5.3 or newer, and no filter on pidfd_open: the exit of an engine cannot be proved without it", p.PidfdOpen},
 	}
 	for _, r := range required {
@@ -35,12 +34,25 @@ func kernelLines(o Options) []Line {
 		}
 		lines = append(lines, good(r.name, "works"))
 	}
+	lines = append(lines, populateLine(p.PopulateWrite()))
 	if err := p.PeerPidfd(); err != nil {
 		lines = append(lines, note("SO_PEERPIDFD", "Linux 6.5 or newer; until then a peer is proved by pidfd_open and its start time", "%s", reason(err)))
 	} else {
 		lines = append(lines, good("SO_PEERPIDFD", "works"))
 	}
 	return append(lines, ringLine(p.IOUring()))
+}
+
+// populateLine tells a kernel that does not know the call, where the pool is populated otherwise, from one that forbids it.
+func populateLine(err error) Line {
+	const name = "populate by madvise"
+	switch {
+	case err == nil:
+		return good(name, "works")
+	case errors.Is(err, syscall.EINVAL):
+		return note(name, "Linux 5.14 or newer (MADV_POPULATE_WRITE); until then the pool is populated by fallocate", "%s", reason(err))
+	}
+	return bad(name, "no filter on madvise: the pool cannot be populated without MADV_POPULATE_WRITE", "%s", reason(err))
 }
 
 // ringLine explains the errno of an io_uring probe: each has a cause of its own.
