@@ -12,7 +12,7 @@ import (
 var foreignFlags = map[string]string{
 	"block-size": "vLLM", "kv-transfer-config": "vLLM", "model": "vLLM", "prefix-caching-hash-algo": "vLLM", "tensor-parallel-size": "vLLM",
 	"ipc": "docker", "pid": "docker", "shm-size": "docker", "user": "docker", "volume": "docker",
-	"engine": "demo/run", "keep-logs": "demo/run", "plain": "demo/run",
+	"engine": "demo/run", "keep-logs": "demo/run", "plain": "demo/run", "no-deps": "pip",
 }
 
 var (
