@@ -212,6 +212,8 @@ class FakeClient:
         """Return a namespace of one slice."""
         self.check()
         self.sent.append(("register", instance))
+        if self.ranks_missing:
+            raise Refused(Status.NOT_READY, "refused by the test")
         return self.namespace()
 
     def new_epoch(self, instance: str, epoch: int) -> Namespace:

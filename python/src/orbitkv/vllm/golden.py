@@ -63,14 +63,27 @@ class GoldenDesk:
     _incarnation: bytes = b""
     _since: float = 0.0
     _not_before: float = 0.0
+    _due: bytes = b""  # the life that `_due_since` is about
+    _due_since: float = 0.0
     _ranks: int = 0
     _worst: GoldenResult = GoldenResult.PASSED
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    @property
-    def pending(self) -> bool:
-        """Return whether a loan is out, for at most the call deadline: a rank that is silent is no reason to step."""
-        return self._loan is not None and self.clock() - self._since < self.deadline_seconds
+    def pending(self, incarnation: bytes) -> bool:
+        """Return whether steps are needed for a round trip with this life of the Manager; empty: it is absent.
+
+        A loan that is out needs them for at most the call deadline: a rank that is silent is no reason to step. So does
+        one that cannot be made yet, since the instance is not complete, no two blocks are free or the last round trip
+        could not run: counted once for a life, from the first time that the engine has nothing else to do.
+        """
+        now = self.clock()
+        if self._loan is not None:
+            return now - self._since < self.deadline_seconds
+        if incarnation in (b"", self.proven, self._refused):
+            return False
+        if incarnation != self._due:
+            self._due, self._due_since = incarnation, now
+        return now - self._due_since < self.deadline_seconds
 
     def lend(self, incarnation: bytes) -> GoldenLoan | None:
         """Return a new loan when this incarnation is not proved yet and two blocks are free."""

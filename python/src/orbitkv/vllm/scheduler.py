@@ -158,7 +158,10 @@ class SchedulerSide:
     @property
     def pending(self) -> bool:
         """Return whether steps are needed although no request runs (OWNERSHIP 3); each reason has its own bound."""
-        return self.publisher.pending or self.golden.pending
+        if self.publisher.pending:
+            return True
+        session = self.link.session
+        return self.golden.pending(session.incarnation if session is not None else b"")
 
     def reset(self) -> bool:
         """Start a new epoch: every page that was published before is unreachable from now on."""

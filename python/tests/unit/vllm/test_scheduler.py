@@ -13,7 +13,7 @@ from harness.fakes import FakeClient, keys_of
 from orbitkv.client import Grant, State, Status
 from orbitkv.errors import ProtocolError
 from orbitkv.timeline import Timeline, parse
-from orbitkv.vllm.plans import GoldenResult, StepReport
+from orbitkv.vllm.plans import StepReport
 from orbitkv.vllm.publisher import COPY_PAGES, RESERVES_MAX
 
 
@@ -463,50 +463,6 @@ def test_restores_of_two_lives_do_not_mix(rig: Rig) -> None:
     rig.admit("b", PAGE, list(range(31, 39)))
     plan = rig.side.build_plan([], {}, [])
     assert (plan.incarnation, [r.request for r in plan.restores], plan.lost) == (old.incarnation, ["a"], [31])
-
-
-def test_golden_blocks_are_lent_after_a_reconnection_and_given_back(rig: Rig) -> None:
-    rig.side.golden.proven = b""
-    plan = rig.side.build_plan([], {}, [])
-    assert plan.golden is not None
-    assert rig.pool.held() == {plan.golden.source, plan.golden.target}
-    assert rig.side.pending
-    assert rig.side.build_plan([], {}, []).golden is None, "one loan at a time"
-    rig.side.take_report(StepReport(golden={plan.golden.loan: (1, GoldenResult.PASSED)}))
-    assert rig.pool.held() == set()
-    rig.client.script = [(State.READY, 2)]
-    assert rig.match("a", 1000) == 2 * PAGE
-
-
-def test_a_golden_mismatch_leaves_the_instance_without_hits(rig: Rig) -> None:
-    rig.side.golden.proven = b""
-    plan = rig.side.build_plan([], {}, [])
-    assert plan.golden is not None
-    rig.side.take_report(StepReport(golden={plan.golden.loan: (1, GoldenResult.MISMATCH)}))
-    rig.clock.now += 100.0
-    assert rig.side.build_plan([], {}, []).golden is None
-    assert rig.match("a", 1000) == 0
-
-
-def test_one_rank_with_other_bytes_is_enough() -> None:
-    rig = make_rig(world=2)
-    rig.side.golden.proven = b""
-    plan = rig.side.build_plan([], {}, [])
-    assert plan.golden is not None
-    for result in (GoldenResult.MISMATCH, GoldenResult.PASSED):
-        rig.side.take_report(StepReport(golden={plan.golden.loan: (1, result)}))
-    assert rig.pool.held() == set()
-    assert rig.match("a", 1000) == 0
-
-
-def test_a_golden_check_that_could_not_run_is_tried_again_after_a_second(rig: Rig) -> None:
-    rig.side.golden.proven = b""
-    plan = rig.side.build_plan([], {}, [])
-    assert plan.golden is not None
-    rig.side.take_report(StepReport(golden={plan.golden.loan: (1, GoldenResult.NOT_RUN)}))
-    assert rig.side.build_plan([], {}, []).golden is None
-    rig.clock.now += 1.0
-    assert rig.side.build_plan([], {}, []).golden is not None
 
 
 @pytest.mark.parametrize("seed", range(20))
