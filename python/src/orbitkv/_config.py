@@ -26,7 +26,7 @@ class Key(NamedTuple):
 KEYS: Final = (
     Key("orbitkv.socket", "ORBITKV_SOCKET", None, "path", 0, 0),
     Key("orbitkv.timeout_ms", "ORBITKV_TIMEOUT_MS", "5000", "ms", 10, 600000),
-    Key("orbitkv.query_wait_us", "ORBITKV_QUERY_WAIT_US", "1000", "us", 0, 10000000),
+    Key("orbitkv.query_wait_us", "ORBITKV_QUERY_WAIT_US", "1000", "us", 100, 10000000),
     Key("orbitkv.load_wait_ms", "ORBITKV_LOAD_WAIT_MS", "1000", "ms", 0, 600000),
     Key("orbitkv.transfer_backend", "ORBITKV_TRANSFER_BACKEND", "host", "", 0, 0),
     Key("orbitkv.host_copy_delay_us", "ORBITKV_HOST_COPY_DELAY_US", "0", "us", 0, 60000000),

@@ -36,6 +36,8 @@ def test_the_connector_key_wins_over_the_environment() -> None:
         ({"orbitkv.sockett": "/x"}, "unknown connector keys orbitkv.sockett"),
         ({"orbitkv.timeout_ms": "soon"}, "whole number of ms"),
         ({"orbitkv.timeout_ms": 0}, "from 10 to"),
+        # Who waits for no answer has none in time: three queries would open the breaker by themselves.
+        ({"orbitkv.query_wait_us": 0}, "query_wait_us is 0 us; it must be from 100 to"),
         ({"orbitkv.fault_injection": "everything"}, "corrupt-restore"),
     ],
 )
