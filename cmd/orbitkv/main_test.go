@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +20,7 @@ import (
 	"time"
 
 	"orbitkv/internal/admin"
+	"orbitkv/internal/cache"
 )
 
 const (
@@ -195,6 +200,70 @@ func TestAKilledManagerLeavesNothingThatStopsTheNext(t *testing.T) {
 	}
 }
 
+// hold starts a Manager whose log goes into a pipe that the caller reads or not, and returns the address that its first line names.
+func hold(t *testing.T) (cmd *exec.Cmd, log *os.File, address, socket string) {
+	t.Helper()
+	log, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket = filepath.Join(t.TempDir(), "s")
+	cmd = orbitkv("serve", "--socket", socket, "--pool-size", poolSize, "--http-addr", "127.0.0.1:0", "--log-level", "debug")
+	cmd.Stderr = write
+	if err := errors.Join(cmd.Start(), write.Close()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); log.Close() })
+	line, err := bufio.NewReader(log).ReadString('\n')
+	found := regexp.MustCompile(`msg="Cache Manager started".* http=(\S+)`).FindStringSubmatch(line)
+	if err != nil || found == nil {
+		t.Fatalf("the first line is %q, %v", line, err)
+	}
+	return cmd, log, found[1], socket
+}
+
+// provoke makes the Manager log n lines.
+func provoke(t *testing.T, socket string, n int) {
+	t.Helper()
+	for range n {
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.SetDeadline(time.Now().Add(patience))
+		conn.Write(make([]byte, 16))
+		if _, err := io.ReadAll(conn); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatalf("the Manager does not answer: %v", err)
+		}
+		conn.Close()
+	}
+}
+
+func TestALogThatNobodyReadsHoldsNothingUp(t *testing.T) {
+	cmd, _, address, socket := hold(t)
+	provoke(t, socket, 1500) // more than the pipe and the queue hold
+	if out, stderr, code := run(t, "verify", "--http-addr", address); code != 0 {
+		t.Errorf("verify: code %d, %s%s", code, out, stderr)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("SIGTERM: %v", err)
+	}
+}
+
+func TestTheEndOfTheLogsReaderIsNotTheManagers(t *testing.T) {
+	cmd, log, address, socket := hold(t)
+	log.Close()
+	provoke(t, socket, 3)
+	if out, stderr, code := run(t, "verify", "--http-addr", address); code != 0 {
+		t.Errorf("verify: code %d, %s%s", code, out, stderr)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("SIGTERM: %v", err)
+	}
+}
+
 func TestStatusAndVerify(t *testing.T) {
 	m := serve(t, filepath.Join(t.TempDir(), "s"))
 	out, stderr, code := run(t, "status", "--http-addr", m.http)
@@ -224,6 +293,33 @@ func TestVerbsWithoutAManagerSayWhatToDo(t *testing.T) {
 		if _, stderr, code := run(t, verb, "--http-addr", "off"); code != 1 || !strings.Contains(stderr, "HTTP is off") {
 			t.Errorf("%s: code %d, %s", verb, code, stderr)
 		}
+	}
+}
+
+func TestAnAnswerOfAnotherProgramIsNoGoodNews(t *testing.T) {
+	for _, body := range []string{`{}`, `null`, `{"ok": true}`, `{"ok": true, "violations": [{"invariant": 1}]}`, `<html>`} {
+		other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }))
+		for _, verb := range []string{"status", "verify"} {
+			if out, stderr, code := run(t, verb, "--http-addr", other.Listener.Addr().String()); code != 1 || out != "" || !strings.Contains(stderr, "another program") {
+				t.Errorf("%s of %s: code %d, %s%s", verb, body, code, out, stderr)
+			}
+		}
+		other.Close()
+	}
+}
+
+func TestWhatAClientCallsItselfCannotBreakTheTable(t *testing.T) {
+	evil := "a\n\x1b[2Jb\u009b31m\u202ec"
+	var out bytes.Buffer
+	status := admin.Status{Cache: cache.Status{
+		Instances: []cache.InstanceStatus{{Instance: evil, Ranks: []cache.RankStatus{{PID: 1, Backend: evil, Command: evil}}}},
+		Sessions:  []cache.SessionStatus{{Name: evil, Command: evil}},
+	}}
+	if err := printStatus(&out, status); err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); strings.ContainsAny(text, "\x1b\u009b\u202e") || strings.Contains(text, "a\n") {
+		t.Errorf("the table holds control characters: %q", text)
 	}
 }
 

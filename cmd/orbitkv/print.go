@@ -6,6 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"orbitkv/internal/admin"
 	"orbitkv/internal/cache"
@@ -57,7 +58,7 @@ func printInstances(w io.Writer, instances []cache.InstanceStatus) error {
 		fmt.Fprintln(table, "none")
 	}
 	for _, inst := range instances {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d", inst.Instance, inst.State, config.FormatSize(inst.PageBytes), inst.NamespacePages, inst.Leases)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d", shorten(inst.Instance), inst.State, config.FormatSize(inst.PageBytes), inst.NamespacePages, inst.Leases)
 		for i, rank := range inst.Ranks {
 			if i > 0 {
 				fmt.Fprint(table, "\t\t\t\t")
@@ -66,7 +67,7 @@ func printInstances(w io.Writer, instances []cache.InstanceStatus) error {
 			if rank.PID == 0 {
 				command = "(vacant)"
 			}
-			fmt.Fprintf(table, "\t%d\t%d\t%s\t%d\t%s\n", rank.Rank, rank.PID, rank.Backend, rank.MappedArenas, shorten(command))
+			fmt.Fprintf(table, "\t%d\t%d\t%s\t%d\t%s\n", rank.Rank, rank.PID, shorten(rank.Backend), rank.MappedArenas, shorten(command))
 		}
 	}
 	return table.Flush()
@@ -107,7 +108,7 @@ func sum(counts map[string]uint64) (total uint64) {
 // shorten fits text into a column and takes out what would break the table.
 func shorten(text string) string {
 	text = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7F {
+		if !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r

@@ -27,7 +27,10 @@ func serveCommand() *cobra.Command {
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
+			signal.Ignore(syscall.SIGPIPE) // the end of whoever reads the log is not the end of the cache
+			lines := newLogQueue(os.Stderr)
+			defer lines.Close()
+			log := slog.New(slog.NewTextHandler(lines, &slog.HandlerOptions{Level: cfg.LogLevel}))
 			return daemon.Run(ctx, daemon.Options{Config: cfg, Version: versionText(), Log: log})
 		},
 	}

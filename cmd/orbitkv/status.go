@@ -44,6 +44,9 @@ func statusCommand() *cobra.Command {
 		if err := json.Unmarshal(body, &status); err != nil {
 			return fmt.Errorf("the status cannot be read: %w: is another program at this address, or another release?", err)
 		}
+		if status.PID == 0 {
+			return fmt.Errorf("the answer is no status of a Cache Manager: is another program at this address?")
+		}
 		return printStatus(cmd.OutOrStdout(), status)
 	}
 	return cmd
@@ -65,7 +68,10 @@ func verifyCommand() *cobra.Command {
 		}
 		var found admin.Verification
 		if err := json.Unmarshal(body, &found); err != nil {
-			return fmt.Errorf("the verification cannot be read: %w", err)
+			return fmt.Errorf("the verification cannot be read: %w: is another program at this address, or another release?", err)
+		}
+		if found.Violations == nil || found.OK != (len(found.Violations) == 0) {
+			return fmt.Errorf("the answer is no verification of a Cache Manager: is another program at this address?")
 		}
 		for _, v := range found.Violations {
 			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "invariant %d is broken: %s\n", v.Invariant, v.Text); err != nil {
