@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,6 +27,7 @@ const (
 	headBytesMax  = 16 << 10
 	scrapesMax    = 4 // gathered at once; more are answered 503
 	requestsMax   = 64
+	openMax       = 256             // connections, idle ones included: each costs a descriptor that an engine's connection may need
 	shutdownGrace = 2 * time.Second // for answers under way when the Manager stops
 )
 
@@ -49,6 +51,7 @@ type Server struct {
 	config   Config
 	slots    chan struct{}
 	verifies *gate
+	open     atomic.Int64 // connections
 }
 
 // Listen binds the address and serves.
@@ -60,7 +63,7 @@ func Listen(config Config) (*Server, error) {
 	s := &Server{listener: listener, done: make(chan struct{}), config: config, slots: make(chan struct{}, requestsMax), verifies: newGate()}
 	s.http = http.Server{
 		Handler: s.handler(), ReadTimeout: requestWait, WriteTimeout: answerWait, IdleTimeout: idleWait, MaxHeaderBytes: headBytesMax,
-		ErrorLog: slog.NewLogLogger(config.Log.Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(config.Log.Handler(), slog.LevelDebug), ConnState: s.count,
 	}
 	go func() {
 		defer close(s.done)
@@ -69,6 +72,20 @@ func Listen(config Config) (*Server, error) {
 		}
 	}()
 	return s, nil
+}
+
+// count closes a connection that comes when openMax are open.
+func (s *Server) count(conn net.Conn, state http.ConnState) {
+	switch state {
+	case http.StateNew:
+		if s.open.Add(1) > openMax {
+			if err := conn.Close(); err != nil {
+				s.config.Log.Debug("closing a connection", "error", err)
+			}
+		}
+	case http.StateClosed:
+		s.open.Add(-1)
+	}
 }
 
 // Address is where the server listens.

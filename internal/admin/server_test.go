@@ -5,9 +5,11 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -213,6 +215,32 @@ func TestHealthIsJudgedByWhatIsHeld(t *testing.T) {
 	if s.Judge(0, 0); s.Health != "degraded" || !strings.Contains(s.Reasons[0], "no memory") {
 		t.Errorf("%s %v", s.Health, s.Reasons)
 	}
+}
+
+func TestIdleConnectionsAreBounded(t *testing.T) {
+	r := newRig(t)
+	dial := func() net.Conn {
+		conn, err := net.Dial("tcp", r.server.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	held := make([]net.Conn, openMax)
+	for i := range held {
+		held[i] = dial()
+	}
+	if n, err := dial().Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Errorf("one connection too many is served: %d bytes, %v", n, err)
+	}
+	for _, conn := range held {
+		conn.Close()
+	}
+	for r.server.open.Load() > 0 {
+		runtime.Gosched()
+	}
+	r.want("GET", "/healthz", "", 200, "ok")
 }
 
 func TestAnAddressInUseIsNamed(t *testing.T) {
