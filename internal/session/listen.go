@@ -7,12 +7,19 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // socketPathMax is the kernel's limit on a socket's path, in bytes.
 const socketPathMax = 107
+
+// How long a start waits for another one that uses the folder, and how often it looks.
+const (
+	lockWait = 5 * time.Second
+	lockLook = 10 * time.Millisecond
+)
 
 // socketFile is a bound socket and which file it is, so that only that file is ever removed.
 type socketFile struct {
@@ -41,8 +48,8 @@ func listen(path string) (*socketFile, error) {
 }
 
 func listenLocked(path string, folder *os.File) (*socketFile, error) {
-	if err := unix.Flock(int(folder.Fd()), unix.LOCK_EX); err != nil {
-		return nil, fmt.Errorf("locking the folder %s: %w", folder.Name(), err)
+	if err := lock(folder, lockWait); err != nil {
+		return nil, err
 	}
 	if err := clearDead(path); err != nil {
 		return nil, err
@@ -59,6 +66,19 @@ func listenLocked(path string, folder *os.File) (*socketFile, error) {
 		return nil, errors.Join(err, listener.Close())
 	}
 	return s, nil
+}
+
+// lock takes the lock of a folder. Another Manager holds it for the moment of its own start; who holds it longer is no Manager.
+func lock(folder *os.File, wait time.Duration) error {
+	for end := time.Now().Add(wait); ; time.Sleep(lockLook) {
+		err := unix.Flock(int(folder.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
+			if err != nil {
+				err = fmt.Errorf("locking the folder %s: %w: end the program that holds its lock (`lslocks` names it), or name another folder with --socket", folder.Name(), err)
+			}
+			return err
+		}
+	}
 }
 
 // clearDead removes a socket that nobody listens on, and refuses everything else that is in the way.

@@ -56,6 +56,29 @@ func TestADeadSocketIsReplaced(t *testing.T) {
 	}
 }
 
+func TestALockThatStaysIsNamedAndNotWaitedForLong(t *testing.T) {
+	open := func(dir string) *os.File {
+		folder, err := os.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { folder.Close() })
+		return folder
+	}
+	dir := t.TempDir()
+	holder := open(dir)
+	if err := lock(holder, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := lock(open(dir), lockLook); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "--socket") {
+		t.Errorf("the error of a held lock: %v", err)
+	}
+	holder.Close()
+	if err := lock(open(dir), lockWait); err != nil {
+		t.Errorf("a lock that was given back: %v", err)
+	}
+}
+
 func TestWhatIsNoSocketIsNeverRemoved(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")

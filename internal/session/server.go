@@ -21,6 +21,7 @@ const (
 	helloWait      = 10 * time.Second       // for the first frame of a connection
 	arenaRetry     = 50 * time.Millisecond  // until an arena that did not fit the socket is sent again
 	acceptPause    = 100 * time.Millisecond // after the kernel refused a connection for want of descriptors or memory
+	acceptTell     = 10 * time.Second       // between two lines in the log about it
 )
 
 // Config is what a Server works with.
@@ -95,13 +96,17 @@ func (s *Server) Connections() int {
 
 // accept takes connections until the listener is closed.
 func (s *Server) accept() {
+	var told time.Time
 	for {
 		conn, err := s.socket.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
-			s.log.Warn("a connection could not be taken: raise the limit of open files if this stays", "error", err)
+			if now := time.Now(); now.Sub(told) >= acceptTell {
+				told = now
+				s.log.Warn("a connection could not be taken: raise the limit of open files if this stays", "error", err)
+			}
 			time.Sleep(acceptPause)
 			continue
 		}
