@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orbitkv._numa import NO_NODE
 from orbitkv.client import Arena, CacheManagerClient, Role, Status
 from orbitkv.errors import ChannelError, OrbitKVError, Refused
 from orbitkv.timeline import Stage, Timeline
@@ -26,7 +27,8 @@ log = logging.getLogger(LOGGER)
 class RankPlace:
     """A worker's place in its instance. Replicated content is stored by one rank: `storage` says whether by this one.
 
-    `slice_rank` is the storage rank whose slice this worker restores from.
+    `slice_rank` is the storage rank whose slice this worker restores from. `numa` is the node of its KV memory, -1 for
+    none in particular, the same for the life of the process: the ranks' nodes decide how a page is laid out.
     """
 
     instance: str
@@ -34,6 +36,7 @@ class RankPlace:
     world: int
     storage: bool = True
     slice_rank: int = 0
+    numa: int = NO_NODE
 
 
 class Attachment:
@@ -112,6 +115,7 @@ class Attachment:
                 place.world,
                 slice_bytes=self._layout.slice_bytes if place.storage else 0,
                 storage=place.storage,
+                numa=place.numa,
                 writer="host",
                 backend=self.backend.name,
                 facts=self._facts,

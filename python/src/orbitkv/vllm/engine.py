@@ -19,6 +19,7 @@ import vllm
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
+from orbitkv._numa import NO_NODE, node_of_process
 from orbitkv.errors import ConfigurationError
 from orbitkv.identity import FINGERPRINT, ModelDigest, cache_scope, digest_text, model_digest
 from orbitkv.vllm.attachment import RankPlace
@@ -102,6 +103,8 @@ def place_of_rank(config: Any, caches: Any) -> RankPlace:
         world=tensor.world_size * pipeline.world_size,
         storage=not replicated or rank == first,
         slice_rank=first if replicated else rank,
+        # The KV of a CPU engine lies where its threads touch it first; a device's has no node that affinity would tell.
+        numa=node_of_process() if config.device_config.device_type == "cpu" else NO_NODE,
     )
 
 

@@ -31,9 +31,11 @@ class WorkerClient(FakeClient):
         self.told: list[tuple[Any, ...]] = []
         self.claimed: list[tuple[list[int], list[int]]] = []
         self.pings = 0
+        self.nodes: list[int] = []
 
-    def attach(self, *_: Any, epoch: int, **__: Any) -> int:
+    def attach(self, *_: Any, epoch: int, numa: int, **__: Any) -> int:
         self.check()
+        self.nodes.append(numa)
         if epoch != self.instance_epoch:
             raise Refused(Status.CONFLICT, "epoch differs")
         return 1
@@ -73,15 +75,23 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes an attachment over a client; the fixture closes every one."""
     made: list[Attachment] = []
 
-    def attachment(client: WorkerClient, previous: Attachment | None = None, **options: Any) -> Attachment:
+    def attachment(
+        client: WorkerClient, previous: Attachment | None = None, numa: int = -1, **options: Any
+    ) -> Attachment:
         monkeypatch.setattr(attachment_module, "CacheManagerClient", lambda *_, **__: client)
-        place, layout = RankPlace("engine-1", 0, 1), FakeTensors(1, 2, 4096).layout
+        place, layout = RankPlace("engine-1", 0, 1, numa=numa), FakeTensors(1, 2, 4096).layout
         made.append(Attachment(read_settings({}, {}), place, layout, {}, Timeline("test", False), previous, **options))
         return made[-1]
 
     yield attachment
     for each in made:
         each.close()
+
+
+def test_the_manager_hears_the_node_of_the_rank(make: Make) -> None:
+    client = WorkerClient()
+    assert make(client, numa=1).advance()
+    assert client.nodes == [1]
 
 
 def test_reports_that_the_manager_still_waits_for_are_told_again(make: Make) -> None:
