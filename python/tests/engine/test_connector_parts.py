@@ -157,6 +157,54 @@ def test_requests_whose_keys_do_not_name_their_bytes_are_left_alone(changes: dic
     assert connector.left_alone(request(**changes))
 
 
+class Group:
+    """One of vLLM's groups of ranks, seen from one of them."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self.world_size, self.rank_in_group = size, rank
+
+    def broadcast_object(self, _mine: str, src: int) -> str:
+        """Return what rank `src` of the group sent."""
+        return f"name of {src}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "device", "tensor", "pipeline", "rank", "storage", "slice_rank", "numa"),
+    [
+        (full_attention(), "cpu", (1, 0), (1, 0), 0, True, 0, 3),
+        (full_attention(), "cpu", (2, 1), (1, 0), 1, True, 1, 3),
+        (full_attention(), "cuda", (2, 1), (2, 1), 3, True, 3, -1),
+        (mla(), "cpu", (1, 0), (1, 0), 0, True, 0, 3),
+        (mla(), "cpu", (2, 0), (1, 0), 0, True, 0, 3),
+        (mla(), "cpu", (2, 1), (1, 0), 1, False, 0, 3),
+        (mla(), "cuda", (2, 0), (2, 1), 2, True, 2, -1),
+        (mla(), "cuda", (2, 1), (2, 1), 3, False, 2, -1),
+    ],
+)
+def test_replicated_content_is_stored_by_the_first_rank_of_each_stage(
+    monkeypatch: pytest.MonkeyPatch,
+    spec: Any,
+    device: str,
+    tensor: tuple[int, int],
+    pipeline: tuple[int, int],
+    rank: int,
+    storage: bool,
+    slice_rank: int,
+    numa: int,
+) -> None:
+    monkeypatch.setattr(engine, "get_tp_group", lambda: Group(*tensor))
+    monkeypatch.setattr(engine, "get_pp_group", lambda: Group(*pipeline))
+    monkeypatch.setattr(engine, "node_of_process", lambda: 3)
+    settings = config()
+    settings.device_config = SimpleNamespace(device_type=device)
+    settings.parallel_config.data_parallel_index = 1
+    settings.parallel_config.data_parallel_size = 2
+    place = engine.place_of_rank(settings, caches(spec))
+    assert (place.rank, place.world) == (rank, tensor[0] * pipeline[0])
+    assert (place.storage, place.slice_rank, place.numa) == (storage, slice_rank, numa)
+    assert place.instance == "name of 0_dp1", "the first rank names the instance for all"
+
+
 def test_tokens_in_flight_are_not_confirmed() -> None:
     progress = connector.progress_of(request())
     assert (progress.computed, progress.confirmed, progress.tokens) == (64, 32, 100)
