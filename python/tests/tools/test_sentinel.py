@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.engine import Engine, EngineConfig, _sentinel
-from harness.sentinel import kill_session, session_members
+from harness.sentinel import _tracks_resources, kill_session, session_members
 
 # One write a process: what two of them say may not be mixed.
 HANG = "import os, signal; os.fork(); os.write(1, b'%d\\n' % os.getpid()); signal.pause()"
@@ -69,6 +69,9 @@ def test_shared_memory_of_the_killed_is_removed() -> None:
     assert leader.stdout is not None
     name = leader.stdout.readline().decode().strip()
     assert Path("/dev/shm", name).exists()
+    # Between its fork and its start the tracker looks like the leader, and would die with it.
+    while not any(_tracks_resources(pid) for pid in session_members(leader.pid)):
+        os.sched_yield()
     kill_session(leader.pid)
     leader.communicate(timeout=60)
     assert not Path("/dev/shm", name).exists()
