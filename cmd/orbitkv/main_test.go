@@ -308,6 +308,17 @@ func TestAnAnswerOfAnotherProgramIsNoGoodNews(t *testing.T) {
 	}
 }
 
+func TestAnAnswerThatBreaksOffIsNamed(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		io.WriteString(w, "{")
+	}))
+	defer other.Close()
+	if _, stderr, code := run(t, "status", "--http-addr", other.Listener.Addr().String()); code != 1 || !strings.Contains(stderr, "/status at "+other.Listener.Addr().String()) {
+		t.Errorf("code %d, %s", code, stderr)
+	}
+}
+
 func TestWhatAClientCallsItselfCannotBreakTheTable(t *testing.T) {
 	evil := "a\n\x1b[2Jb\u009b31m\u202ec"
 	var out bytes.Buffer

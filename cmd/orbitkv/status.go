@@ -100,10 +100,13 @@ func ask(cmd *cobra.Command, path string, wait time.Duration) (body []byte, err 
 	}
 	defer func() { err = errors.Join(err, answer.Body.Close()) }()
 	body, err = io.ReadAll(io.LimitReader(answer.Body, answerBytesMax))
-	if err == nil && answer.StatusCode == http.StatusServiceUnavailable {
+	if err != nil {
+		return nil, fmt.Errorf("the answer of %s at %s broke off: %w: is another program there?", path, address, err)
+	}
+	if answer.StatusCode == http.StatusServiceUnavailable {
 		return nil, fmt.Errorf("%s at %s: %s", path, address, strings.TrimSpace(string(body)))
 	}
-	if err == nil && answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusInternalServerError {
+	if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusInternalServerError {
 		err = fmt.Errorf("%s at %s answered %s: is another program there?", path, address, answer.Status)
 	}
 	return body, err

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"orbitkv/internal/cache"
 )
@@ -198,6 +199,24 @@ func TestATokenThatOthersCanReadIsRefused(t *testing.T) {
 		if _, err := OpenToken(path, false); err == nil {
 			t.Errorf("%s was replaced", path)
 		}
+	}
+}
+
+func TestATokenThatCannotBeWrittenLeavesNoFile(t *testing.T) {
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 8, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "token")
+	_, err := OpenToken(path, true)
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if _, missing := os.Lstat(path); err == nil || !os.IsNotExist(missing) {
+		t.Errorf("a disk that is full: %v, and the file: %v", err, missing)
 	}
 }
 

@@ -48,7 +48,8 @@ func OpenToken(path string, named bool) (*Token, error) {
 		t.made, err = file.Stat()
 	}
 	if err = errors.Join(err, file.Close()); err != nil {
-		return nil, fmt.Errorf("token file %s: %w", path, err)
+		// Left half written it would be taken for one that the user brought.
+		return nil, errors.Join(fmt.Errorf("token file %s: %w", path, err), os.Remove(path))
 	}
 	return t, nil
 }

@@ -139,8 +139,11 @@ func (c *conn) detach(body []byte) (wire.Message, error) {
 	if err := m.Decode(body); err != nil {
 		return nil, err
 	}
-	c.server.log.Info("detached", "pid", c.peer.pid, "instance", m.Instance)
-	return &wire.Done{}, c.server.cache.Detach(c.session, m.Instance)
+	err := c.server.cache.Detach(c.session, m.Instance)
+	if err == nil {
+		c.server.log.Info("detached", "pid", c.peer.pid, "instance", m.Instance)
+	}
+	return &wire.Done{}, err
 }
 
 func (c *conn) register(body []byte) (wire.Message, error) {

@@ -246,6 +246,9 @@ func TestWhatASessionDoesNotHoldClosesIt(t *testing.T) {
 	stranger.refused(&wire.Resume{Token: wire.ID16{9}}, wire.StatusUnknown)
 	stranger.refused(&wire.Query{Operation: 1, Revision: 1, Parts: 1, Namespace: owner.namespace.Namespace, Instance: "a"}, wire.StatusUnknown)
 	stranger.alive()
+	if strings.Contains(r.log.String(), "msg=detached") {
+		t.Error("a detach that was refused is logged as one")
+	}
 	if s := r.cache.Stats(); s.Leases != 1 || s.Reservations != 1 {
 		t.Errorf("strangers changed what the owner holds: %+v", s)
 	}
