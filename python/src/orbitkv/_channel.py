@@ -42,7 +42,7 @@ Push = Callable[[Message, int | None], None]  # a message and, for an arena, the
 class Channel:
     """See the module's text. Thread-safe. It owns the socket from the start."""
 
-    def __init__(self, connection: socket.socket, on_push: Push) -> None:
+    def __init__(self, connection: socket.socket, on_push: Push, on_full: Callable[[], None] | None = None) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._descriptor = connection.fileno()
@@ -63,7 +63,8 @@ class Channel:
         self._epoll.register(self._descriptor, select.EPOLLIN | select.EPOLLONESHOT)
         self._spin = SPIN_SECONDS if len(os.sched_getaffinity(0)) > 1 else 0.0
         self.farewell: Refused | None = None  # why the Manager closed the session, when it said so
-        self.refused_full = 0  # calls refused at a bound
+        self.refused_full = 0  # messages refused at a bound
+        self._on_full = on_full
         self._thread = threading.Thread(target=self._run, name="orbitkv-channel", daemon=True)
         self._thread.start()
 
@@ -107,7 +108,7 @@ class Channel:
         with self._lock:
             self._check_open()
             if len(self._pending) >= PENDING_MAX:
-                self.refused_full += 1
+                self._count_full()
                 raise ChannelFull(f"{PENDING_MAX} calls wait for an answer; nothing was sent")
             self._put(frames, QUEUE_BYTES_MAX)
             self._pending[reply.id] = reply
@@ -289,7 +290,7 @@ class Channel:
     def _put(self, frames: bytes, bound: int) -> None:
         """Send or queue whole frames; with `_lock`."""
         if self._queued_bytes + len(frames) > bound and self._queue:
-            self.refused_full += 1
+            self._count_full()
             raise ChannelFull(f"{self._queued_bytes} bytes are unsent, the bound is {bound}")
         sent = 0
         if not self._queue:
@@ -302,6 +303,12 @@ class Channel:
             self._queue.extend(frames[at : at + QUEUE_CHUNK_BYTES] for at in chunks)
             self._queued_bytes += len(frames) - sent
             self._arm()
+
+    def _count_full(self) -> None:
+        """Count a message that found a bound reached; with `_lock`."""
+        self.refused_full += 1
+        if self._on_full is not None:
+            self._on_full()
 
     def _flush(self) -> None:
         """Send queued bytes as far as the socket takes them."""

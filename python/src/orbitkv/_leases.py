@@ -44,8 +44,9 @@ class Entry:
 class LeaseTable:
     """All leases of one session. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_forgotten: Callable[[], None] | None = None) -> None:
         self._lock = threading.Lock()
+        self._on_forgotten = on_forgotten
         self._entries: dict[int, Entry] = {}
         self._active: dict[int, dict[int, int]] = {}  # begun pages of each rank
         self.forgotten = 0  # active leases dropped at ACTIVE_MAX
@@ -144,4 +145,6 @@ class LeaseTable:
             del self._active[oldest]
             self._entries.pop(oldest, None)
             self.forgotten += 1
+            if self._on_forgotten is not None:
+                self._on_forgotten()
         return begun

@@ -77,6 +77,8 @@ class CacheManagerClient:
     `on_arena(arena)` runs before the arena is said to be mapped: any OrbitKVError, OSError, RuntimeError, ValueError or
     MemoryError of it means that the arena is unusable here.
     `on_notice(notice)` is called for pushes about reservations and instances.
+    `on_bound(name)` is called each time that a bound bites, under locks of the client: it may count and no more. The
+    names are `messages_refused` (the channel's queue was full) and `leases_forgotten` (too many begun ones).
 
     ManagerUnavailable when nobody answers, Refused when the Manager refuses the session (ABI, user, limits).
     """
@@ -90,17 +92,19 @@ class CacheManagerClient:
         timeout_ms: int = TIMEOUT_MS,
         on_arena: Callable[[Arena], None] | None = None,
         on_notice: Callable[[Notice], None] | None = None,
+        on_bound: Callable[[str], None] | None = None,
     ) -> None:
+        count = on_bound or (lambda _: None)
         self.timeout_ms = timeout_ms
         self._arenas = ArenaTable()
-        self._leases = LeaseTable()
+        self._leases = LeaseTable(lambda: count("leases_forgotten"))
         self._queries: dict[int, Query] = {}
         self._operations = itertools.count(1)
         self._submitting = threading.Lock()
         connection, self.path = connect(socket)
         self._pushes = Pushes(self._arenas, on_arena, on_notice)
         try:
-            self._channel = Channel(connection, self._pushed)
+            self._channel = Channel(connection, self._pushed, lambda: count("messages_refused"))
         except (OSError, RuntimeError) as fault:  # No descriptor or thread is left.
             connection.close()
             raise ManagerUnavailable([(self.path, str(fault))]) from fault

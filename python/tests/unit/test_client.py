@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from harness.peer import DEADLINE, Peer, scripted
-from orbitkv import _connect, _query, _wire
+from orbitkv import _channel, _connect, _query, _wire
 from orbitkv.client import ALL_RANKS, CacheManagerClient, Namespace, Notice, Role, State, Status, Topic, ranges_of
-from orbitkv.errors import ChannelClosed, LeaseLost, ManagerUnavailable, ProtocolError, Refused
+from orbitkv.errors import ChannelClosed, ChannelFull, LeaseLost, ManagerUnavailable, ProtocolError, Refused
 
 SPACE = Namespace(3, 0, 8192, (8192,), ())
 SEALS = 0x0002 | 0x0004 | 0x0001
@@ -390,6 +390,23 @@ def test_a_stopped_manager_does_not_hold_up_the_start(tmp_path: Path) -> None:
                     filler.connect(str(tmp_path / "s"))
             with pytest.raises(ManagerUnavailable, match="accepts no connections"):
                 CacheManagerClient(str(tmp_path / "s"), timeout_ms=10)
+
+
+def test_a_message_that_finds_the_queue_full_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    told: list[str] = []
+    monkeypatch.setattr(_channel, "PENDING_MAX", 1)
+
+    def script(peer: Peer) -> None:
+        peer.expect(_wire.Query)
+        assert asked.wait(DEADLINE)
+
+    with scripted(tmp_path, script, on_bound=told.append) as client:
+        client.query(SPACE, bytes(64), instance="i", wait_us=0)
+        with pytest.raises(ChannelFull):
+            client.query(SPACE, bytes(64), instance="i", wait_us=0)
+        asked.set()
+    assert told == ["messages_refused"]
 
 
 def test_bad_keys_are_refused_before_they_are_sent(tmp_path: Path) -> None:

@@ -78,11 +78,13 @@ def test_each_rank_may_begin_for_itself() -> None:
 
 
 def test_active_leases_are_bounded() -> None:
-    table = LeaseTable()
+    told: list[int] = []
+    table = LeaseTable(lambda: told.append(table.forgotten))
     for lease in range(1, ACTIVE_MAX + 3):
         table.add(lease)
         table.begin(lease, ALL_RANKS, 2, nothing)
     assert table.forgotten == 2
+    assert told == [1, 2]
     assert len(table.in_use()) == ACTIVE_MAX
     assert table.in_use()[0] == 3
 

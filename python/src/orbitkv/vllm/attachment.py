@@ -51,18 +51,20 @@ class Attachment:
         timeline: Timeline,
         previous: Attachment | None = None,
         epoch: Callable[[], int] = lambda: 0,
+        on_bound: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Connect. ManagerUnavailable, Refused and ConfigurationError say why not.
 
         `epoch` returns the instance's, which a Manager that has lived on expects to hear; a new one starts with zero
         and is moved by the scheduler side. It is read at each attempt to attach: a step may bring it in between.
+        `on_bound` counts the bounds of the client and of the reports that bite, by name.
         """
         self._place = place
         self._layout = layout
         self._facts = facts
         self._timeline = timeline
         self._attached = False
-        self._reports = Reports()
+        self._reports = Reports(on_bound)
         self.backend: TransferBackend = make_backend(
             settings.transfer_backend,
             layer_delay_us=settings.host_copy_delay_us,
@@ -75,6 +77,7 @@ class Attachment:
                 name=f"vllm worker {place.rank} of {place.instance}",
                 timeout_ms=settings.timeout_ms,
                 on_arena=self._register_arena,
+                on_bound=on_bound,
             )
         except OrbitKVError:
             self.backend.close()

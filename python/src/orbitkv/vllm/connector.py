@@ -28,6 +28,7 @@ from orbitkv.vllm.plans import Progress, StepPlan, StepReport, WorkerHello
 from orbitkv.vllm.scheduler import SchedulerSide
 from orbitkv.vllm.session import Epoch, SchedulerSession
 from orbitkv.vllm.settings import read_settings
+from orbitkv.vllm.stats import Stats
 from orbitkv.vllm.tensors import engine_layers
 from orbitkv.vllm.worker import WorkerSide
 
@@ -156,11 +157,14 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         hellos = [each.hello for each in metadata.values()]
         geometry = engine.geometry_of(self._vllm_config)
         instance = hellos[0].instance
+        stats = Stats()
         link: Link[SchedulerSession] = Link(
             "scheduler",
-            lambda previous: SchedulerSession.connect(self._settings, instance, self._epoch, link.wake, previous),
+            lambda previous: SchedulerSession.connect(
+                self._settings, instance, self._epoch, link.wake, previous, stats.count
+            ),
         )
-        self._scheduler = SchedulerSide(self._settings, geometry, self._epoch, link, self._timeline)
+        self._scheduler = SchedulerSide(self._settings, geometry, self._epoch, link, self._timeline, stats=stats)
         self._scheduler.bind_pool(self._pool)
         proven = {hello.proven for hello in hellos}
         if len(proven) == 1 and len(hellos) == geometry.world:

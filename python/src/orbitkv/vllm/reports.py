@@ -51,8 +51,9 @@ class Claim:
 class Reports:
     """See the module's text. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_bound: Callable[[str], None] = lambda _: None) -> None:
         self._lock = threading.Lock()
+        self._on_bound = on_bound
         self._numbers = itertools.count(1)
         self._open: dict[int, Report] = {}
         self._client: CacheManagerClient | None = None
@@ -67,6 +68,7 @@ class Reports:
             if len(self._open) >= OPEN_MAX:
                 del self._open[next(iter(self._open))]
                 self.forgotten += 1
+                self._on_bound("reports_forgotten")
             self._open[next(self._numbers)] = report
             client, first = self._client, self.forgotten == 1
         if first:

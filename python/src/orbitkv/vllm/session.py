@@ -98,10 +98,18 @@ class SchedulerSession:
         epoch: Epoch,
         lost: Callable[[], None],
         previous: SchedulerSession | None,
+        on_bound: Callable[[str], None] | None = None,
     ) -> SchedulerSession:
-        """Open a session. ManagerUnavailable, Refused and ChannelError say why not."""
+        """Open a session. ManagerUnavailable, Refused and ChannelError say why not.
+
+        `on_bound` counts the bounds of the client that bite, by name.
+        """
         client = CacheManagerClient(
-            settings.socket, role=Role.SCHEDULER, name=f"vllm scheduler of {instance}", timeout_ms=settings.timeout_ms
+            settings.socket,
+            role=Role.SCHEDULER,
+            name=f"vllm scheduler of {instance}",
+            timeout_ms=settings.timeout_ms,
+            on_bound=on_bound,
         )
         session = cls(client, instance, epoch, lost)
         if previous is not None and previous.incarnation == session.incarnation:

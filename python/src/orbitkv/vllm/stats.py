@@ -15,6 +15,10 @@ COUNTERS = (
     "save_bytes",
     "query_unanswered",
     "breaker_opened",
+    "messages_refused",
+    "leases_forgotten",
+    "reports_forgotten",
+    "observations_dropped",
 )
 HISTOGRAMS = (
     "prefetch_duration_seconds",
@@ -27,7 +31,7 @@ HISTOGRAMS = (
 )
 GAUGES = ("pending_prefetches", "pending_save_requests")
 
-OBSERVATIONS_MAX = 4096  # of one histogram in one interval; later ones only count as dropped
+OBSERVATIONS_MAX = 4096  # of one histogram in one interval; later ones only count as observations_dropped
 
 Values: TypeAlias = dict[str, "float | list[float]"]
 
@@ -38,14 +42,11 @@ class Stats:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: Values = {}
-        self.dropped = 0  # observations past OBSERVATIONS_MAX
 
     def count(self, name: str, by: float = 1) -> None:
         """Add to a counter."""
         with self._lock:
-            value = self._values.get(name, 0.0)
-            assert not isinstance(value, list)
-            self._values[name] = value + by
+            add(self._values, name, by)
 
     def gauge(self, name: str, value: float) -> None:
         """Set a gauge."""
@@ -60,13 +61,20 @@ class Stats:
             if len(values) < OBSERVATIONS_MAX:
                 values.append(float(value))
             else:
-                self.dropped += 1
+                add(self._values, "observations_dropped", 1)
 
     def take(self) -> Values:
         """Return what was collected since the last call."""
         with self._lock:
             values, self._values = self._values, {}
             return values
+
+
+def add(values: Values, name: str, by: float) -> None:
+    """Add to a counter of an interval."""
+    value = values.get(name, 0.0)
+    assert not isinstance(value, list)
+    values[name] = value + by
 
 
 def merge(left: Values, right: Values) -> Values:
@@ -76,11 +84,12 @@ def merge(left: Values, right: Values) -> Values:
         if isinstance(value, list):
             before = merged.setdefault(name, [])
             assert isinstance(before, list)
-            before.extend(value[: OBSERVATIONS_MAX - len(before)])
+            room = OBSERVATIONS_MAX - len(before)
+            before.extend(value[:room])
+            if len(value) > room:
+                add(merged, "observations_dropped", len(value) - room)
         elif name in GAUGES:
             merged[name] = value
         else:
-            earlier = merged.get(name, 0.0)
-            assert not isinstance(earlier, list)
-            merged[name] = earlier + value
+            add(merged, name, value)
     return merged

@@ -172,6 +172,7 @@ class WorkerSide:
             self._timeline,
             previous,
             lambda: self._epoch,
+            self.stats.count,
         )
 
     def _restore(self, attachment: Attachment | None, plan: StepPlan, restore: RestorePlan) -> None:

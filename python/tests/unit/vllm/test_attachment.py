@@ -18,6 +18,8 @@ from orbitkv.vllm.attachment import Attachment, RankPlace
 from orbitkv.vllm.reports import Report, Reports
 from orbitkv.vllm.session import Epoch, SchedulerSession
 from orbitkv.vllm.settings import read_settings
+from orbitkv.vllm.stats import Stats
+from orbitkv.vllm.worker import EngineLayers, WorkerSide
 
 
 class WorkerClient(FakeClient):
@@ -167,12 +169,34 @@ def test_a_new_life_of_the_manager_hears_nothing_of_the_old_one(make: Make) -> N
     assert (second.claimed, second.told) == ([], [])
 
 
+def test_bounds_of_either_sides_client_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Callable[[str], None]] = []
+
+    def connect(*_: Any, on_bound: Callable[[str], None], **__: Any) -> WorkerClient:
+        given.append(on_bound)
+        return WorkerClient()
+
+    monkeypatch.setattr(attachment_module, "CacheManagerClient", connect)
+    monkeypatch.setattr(session_module, "CacheManagerClient", connect)
+    settings, stats, tensors = read_settings({}, {}), Stats(), FakeTensors(1, 2, 4096)
+    SchedulerSession.connect(settings, "engine-1", Epoch(), lambda: None, None, stats.count)
+    layers = EngineLayers(tensors.layout, tensors, {})
+    worker = WorkerSide(settings, RankPlace("engine-1", 0, 1), layers, {}, Timeline("test", False))
+    worker.begin()
+    worker.close()
+    for count in given:
+        count("messages_refused")
+    assert [stats.take(), worker.stats.take()] == [{"messages_refused": 1.0}] * 2
+
+
 def test_kept_reports_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(reports_module, "OPEN_MAX", 2)
-    reports, client = Reports(), WorkerClient()
+    told: list[str] = []
+    reports, client = Reports(told.append), WorkerClient()
     for number in (1, 2, 3, 4):
         reports.tell(Report(lambda c, n=number: c.committed(n, 0, []), reservation=number))  # type: ignore[misc]
     assert (len(reports), reports.forgotten) == (2, 2)
+    assert told == ["reports_forgotten"] * 2
     assert len(caplog.records) == 1
     reports.bind(cast(CacheManagerClient, client))
     assert client.told == [("committed", 3), ("committed", 4)]

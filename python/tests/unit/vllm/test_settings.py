@@ -70,9 +70,11 @@ def test_observations_are_bounded() -> None:
     stats = Stats()
     for _ in range(OBSERVATIONS_MAX + 3):
         stats.observe("load_blocks", 1)
-    assert stats.dropped == 3
     values = stats.take()
-    assert len(merge(values, values)["load_blocks"]) == OBSERVATIONS_MAX  # type: ignore[arg-type]
+    assert values["observations_dropped"] == 3
+    both = merge(values, values)
+    assert both["load_blocks"] == [1.0] * OBSERVATIONS_MAX
+    assert both["observations_dropped"] == 3 + 3 + OBSERVATIONS_MAX, "what a sum drops counts too"
 
 
 def test_reports_of_ranks_add_up_and_the_worst_result_counts() -> None:
