@@ -26,6 +26,7 @@ func TestOneVerificationAtATime(t *testing.T) {
 	}
 	r.verifying = func() {}
 	r.want("GET", "/verify", "", 200, `"ok": true`)
+	r.want("GET", "/metrics", "", 200, `refused{bound="verifications"} 1`)
 }
 
 func TestTheCacheWorksLongerThanItIsVerified(t *testing.T) {

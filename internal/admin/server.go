@@ -40,6 +40,7 @@ type Config struct {
 	Clear   func() cache.CleanupReport
 	Cleanup func() cache.CleanupReport
 	Metrics prometheus.Gatherer
+	Refused *prometheus.CounterVec // what found a bound of the server reached, by bound
 	Log     *slog.Logger
 }
 
@@ -79,6 +80,7 @@ func (s *Server) count(conn net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:
 		if s.open.Add(1) > openMax {
+			s.config.Refused.WithLabelValues("connections").Inc()
 			if err := conn.Close(); err != nil {
 				s.config.Log.Debug("closing a connection", "error", err)
 			}
@@ -125,6 +127,7 @@ func (s *Server) bounded(next http.Handler) http.Handler {
 			defer func() { <-s.slots }()
 			next.ServeHTTP(w, r)
 		default:
+			s.config.Refused.WithLabelValues("requests").Inc()
 			http.Error(w, fmt.Sprintf("%d requests are being answered, the most at once: try again", requestsMax), http.StatusServiceUnavailable)
 		}
 	})
@@ -160,6 +163,9 @@ type Verification struct {
 func (s *Server) verify(w http.ResponseWriter, r *http.Request) {
 	var found []cache.Violation
 	if err := s.verifies.pass(r.Context(), func() { found = s.config.Verify() }); err != nil {
+		if errors.Is(err, errVerifying) {
+			s.config.Refused.WithLabelValues("verifications").Inc()
+		}
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}

@@ -38,12 +38,15 @@ func newRig(t *testing.T) *rig {
 	if r.token, err = OpenToken(filepath.Join(t.TempDir(), "token"), false); err != nil {
 		t.Fatal(err)
 	}
+	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"bound"})
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(refused)
 	act := func() cache.CleanupReport {
 		r.verbs.Add(1)
 		return cache.CleanupReport{EvictedPages: 1, EvictedBytes: 2, ReclaimedBytes: 3, StillReferencedPages: 4}
 	}
 	r.server, err = Listen(Config{
-		Address: "127.0.0.1:0", Token: r.token, Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler), Clear: act, Cleanup: act,
+		Address: "127.0.0.1:0", Token: r.token, Metrics: registry, Refused: refused, Log: slog.New(slog.DiscardHandler), Clear: act, Cleanup: act,
 		Status: func() Status {
 			return Status{Health: "ok", Pool: Pool{ConfiguredBytes: 10, PopulatedBytes: r.populated.Load()}}
 		},
@@ -260,6 +263,19 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 		runtime.Gosched()
 	}
 	r.want("GET", "/healthz", "", 200, "ok")
+	r.want("GET", "/metrics", "", 200, `refused{bound="connections"} 1`)
+}
+
+func TestRequestsAtOnceAreBounded(t *testing.T) {
+	r := newRig(t)
+	for range requestsMax {
+		r.server.slots <- struct{}{}
+	}
+	r.want("GET", "/healthz", "", 503, "try again")
+	for range requestsMax {
+		<-r.server.slots
+	}
+	r.want("GET", "/metrics", "", 200, `refused{bound="requests"} 1`)
 }
 
 func TestAnAddressInUseIsNamed(t *testing.T) {

@@ -108,7 +108,7 @@ func (m *Manager) start() (err error) {
 	}
 	m.http, err = admin.Listen(admin.Config{
 		Address: cfg.HTTPAddress, Token: m.token, Status: m.status, Verify: m.cache.Check, Clear: m.cache.Clear, Cleanup: m.cache.Cleanup,
-		Metrics: m.metrics.Gatherer, Log: m.log,
+		Metrics: m.metrics.Gatherer, Refused: m.metrics.HTTPRefused, Log: m.log,
 	})
 	return err
 }

@@ -28,6 +28,8 @@ func TestEveryMetricIsServedWithItsHelp(t *testing.T) {
 	registry := New(filled, "test")
 	registry.Channel.Closed.WithLabelValues("x").Inc()
 	registry.Channel.Refused.WithLabelValues("x").Inc()
+	registry.Channel.Turned.WithLabelValues(ReasonBound).Inc()
+	registry.HTTPRefused.WithLabelValues("x").Inc()
 	families, err := registry.Gatherer.Gather()
 	if err != nil {
 		t.Fatal(err)

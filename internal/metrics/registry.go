@@ -9,8 +9,9 @@ import (
 
 // Registry is every metric of one Manager.
 type Registry struct {
-	Gatherer prometheus.Gatherer
-	Channel  *Channel
+	Gatherer    prometheus.Gatherer
+	Channel     *Channel
+	HTTPRefused *prometheus.CounterVec // connections, requests and verifications that found an HTTP bound reached, by bound
 }
 
 // New makes the metrics of a Manager whose cache is read with stats. Go's and the process's own metrics are among them.
@@ -22,7 +23,9 @@ func New(stats func() cache.Stats, version string) *Registry {
 	})
 	build.Set(1)
 	reg.MustRegister(build, newCollector(stats))
-	return &Registry{Gatherer: reg, Channel: newChannel(reg)}
+	httpCounter := prometheus.NewCounterVec(options(httpRefused), httpRefused.labels)
+	reg.MustRegister(httpCounter)
+	return &Registry{Gatherer: reg, Channel: newChannel(reg), HTTPRefused: httpCounter}
 }
 
 // collector reads one snapshot of the cache a scrape.

@@ -17,7 +17,7 @@ type sample struct {
 	value float64
 }
 
-// row is one metric. read is nil for the channel's own counters.
+// row is one metric. read is nil for what the cache does not know of.
 type row struct {
 	name   string
 	kind   Kind
@@ -39,12 +39,14 @@ func each(field func(cache.Stats) map[string]uint64) func(cache.Stats) []sample 
 	}
 }
 
-// The channel's own counters.
+// The counters of the channel and of HTTP, which the cache does not know of.
 var (
-	sessionsOpened    = row{"orbitkv_sessions_opened_total", Counter, nil, "Sessions that passed hello. Not the number that is open.", nil}
-	framesRead        = row{"orbitkv_frames_total", Counter, nil, "Frames read after hello, of every type.", nil}
-	connectionsClosed = row{"orbitkv_connections_closed_total", Counter, []string{"reason"}, "Connections that the Manager closed, by the status that it told the client, or unread (the client does not read its answers) or cut (the connection ended inside a frame). Clients that close by themselves are not in it.", nil}
-	callsRefused      = row{"orbitkv_calls_refused_total", Counter, []string{"status"}, "Calls that were answered with an error, by status. The outcome busy of a query is not an error and not in it.", nil}
+	sessionsOpened     = row{"orbitkv_sessions_opened_total", Counter, nil, "Sessions that passed hello. Not the number that is open.", nil}
+	framesRead         = row{"orbitkv_frames_total", Counter, nil, "Frames read after hello, of every type.", nil}
+	connectionsClosed  = row{"orbitkv_connections_closed_total", Counter, []string{"reason"}, "Connections that the Manager closed, by the status that it told the client, or unread (the client does not read its answers) or cut (the connection ended inside a frame). Clients that close by themselves are not in it.", nil}
+	connectionsRefused = row{"orbitkv_connections_refused_total", Counter, []string{"reason"}, "Connections on the socket that were turned away before their first frame: bound (the most that a Manager takes were open) or system (the kernel gave no descriptor or memory; each attempt counts).", nil}
+	httpRefused        = row{"orbitkv_http_refused_total", Counter, []string{"bound"}, "What found a bound of HTTP: connections that were closed at once, requests and verifications that were answered 503. A fifth scrape at once is not in it.", nil}
+	callsRefused       = row{"orbitkv_calls_refused_total", Counter, []string{"status"}, "Calls that were answered with an error, by status. The outcome busy of a query is not an error and not in it.", nil}
 )
 
 // table is every metric, in the order of the page.
@@ -107,7 +109,7 @@ var table = []row{
 	{"orbitkv_processes", Gauge, nil, "Living processes that have connected.", one(func(s cache.Stats) uint64 { return s.Processes })},
 	{"orbitkv_instances", Gauge, nil, "Instances that have a rank or a scheduler, or hold something.", one(func(s cache.Stats) uint64 { return s.Instances })},
 	{"orbitkv_namespaces", Gauge, nil, "Namespaces that an instance uses or that have pages.", one(func(s cache.Stats) uint64 { return s.Namespaces })},
-	sessionsOpened, framesRead, connectionsClosed, callsRefused,
+	sessionsOpened, framesRead, connectionsClosed, connectionsRefused, callsRefused, httpRefused,
 	{"orbitkv_notices_dropped_total", Counter, nil, "Notices that found a session's send queue full. Nothing is lost: clients look at the state again.", one(func(s cache.Stats) uint64 { return s.NoticesDroppedTotal })},
 	{"orbitkv_late_reports_total", Counter, nil, "Frames that crossed the end of what they name. Harmless.", one(func(s cache.Stats) uint64 { return s.LateReportsTotal })},
 	{"orbitkv_violations_total", Counter, []string{"message"}, "Frames that named what their session does not hold; the session was closed.", each(func(s cache.Stats) map[string]uint64 { return s.ViolationsTotal })},

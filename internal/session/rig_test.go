@@ -35,6 +35,7 @@ type rig struct {
 	cache  *cache.Cache
 	arena  *arena.Arena
 	socket string
+	served *metrics.Registry
 	log    *lockedBuffer
 	clock  atomic.Int64 // what is added to the time that the cache sees
 }
@@ -66,9 +67,10 @@ func newRig(t *testing.T, poolBytes uint64) *rig {
 	r.cache = cache.New(cache.Config{
 		PoolBytes: poolBytes, Seed: 1, Now: func() time.Time { return time.Now().Add(time.Duration(r.clock.Load())) },
 	})
+	r.served = metrics.New(r.cache.Stats, "test")
 	r.server, err = Listen(Config{
 		Socket: r.socket, Cache: r.cache, Incarnation: wire.ID16{1}, PoolBytes: poolBytes, SessionOperations: 128,
-		Metrics: metrics.New(r.cache.Stats, "test").Channel, Log: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Metrics: r.served.Channel, Log: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -103,6 +103,7 @@ func (s *Server) accept() {
 			return
 		}
 		if err != nil {
+			s.metrics.Turned.WithLabelValues(metrics.ReasonSystem).Inc()
 			if now := time.Now(); now.Sub(told) >= acceptTell {
 				told = now
 				s.log.Warn("a connection could not be taken: raise the limit of open files if this stays", "error", err)
@@ -129,6 +130,7 @@ func (s *Server) start(nc *net.UnixConn) {
 	}
 	s.mu.Unlock()
 	if full {
+		s.metrics.Turned.WithLabelValues(metrics.ReasonBound).Inc()
 		c.refuse(wire.Errorf(wire.StatusBusy, "%d connections are open, the most that a Manager takes: stop some clients", connectionsMax))
 	}
 	if closing {
