@@ -139,7 +139,12 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 
 // ready answers 200 once memory can be lent.
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
-	pool := s.config.Status().Pool
+	status := s.config.Status()
+	if status.SocketError != "" {
+		writeText(w, http.StatusServiceUnavailable, status.SocketError)
+		return
+	}
+	pool := status.Pool
 	if pool.PopulatedBytes == 0 {
 		writeText(w, http.StatusServiceUnavailable, fmt.Sprintf("populating: 0 of %d bytes", pool.ConfiguredBytes))
 		return

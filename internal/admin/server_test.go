@@ -23,12 +23,13 @@ import (
 // rig is a server whose Manager is made of the members that a test sets.
 type rig struct {
 	*testing.T
-	server    *Server
-	token     *Token
-	populated atomic.Uint64
-	broken    atomic.Bool
-	verbs     atomic.Uint64
-	verifying func() // called by each verification
+	server      *Server
+	token       *Token
+	populated   atomic.Uint64
+	socketError atomic.Value // string
+	broken      atomic.Bool
+	verbs       atomic.Uint64
+	verifying   func() // called by each verification
 }
 
 func newRig(t *testing.T) *rig {
@@ -48,7 +49,8 @@ func newRig(t *testing.T) *rig {
 	r.server, err = Listen(Config{
 		Address: "127.0.0.1:0", Token: r.token, Metrics: registry, Refused: refused, Log: slog.New(slog.DiscardHandler), Clear: act, Cleanup: act,
 		Status: func() Status {
-			return Status{Health: "ok", Pool: Pool{ConfiguredBytes: 10, PopulatedBytes: r.populated.Load()}}
+			lost, _ := r.socketError.Load().(string)
+			return Status{Health: "ok", SocketError: lost, Pool: Pool{ConfiguredBytes: 10, PopulatedBytes: r.populated.Load()}}
 		},
 		Verify: func() []cache.Violation {
 			r.verifying()
@@ -104,6 +106,8 @@ func TestReadyMeansThatMemoryCanBeLent(t *testing.T) {
 	r.want("GET", "/readyz", "", 503, "0 of 10 bytes")
 	r.populated.Store(4)
 	r.want("GET", "/readyz", "", 200, "4 of 10 bytes")
+	r.socketError.Store("the socket is gone")
+	r.want("GET", "/readyz", "", 503, "gone")
 	r.want("GET", "/status", "", 200, `"populated_bytes": 4`)
 	r.want("GET", "/metrics", "", 200, "")
 	r.want("GET", "/absent", "", 404, "")
@@ -233,7 +237,11 @@ func TestHealthIsJudgedByWhatIsHeld(t *testing.T) {
 			t.Errorf("%v: %s %v", held, s.Health, s.Reasons)
 		}
 	}
-	s.Pool.Error = "no memory"
+	s.SocketError = "the socket is gone"
+	if s.Judge(0, 0); s.Health != "degraded" || !strings.Contains(s.Reasons[0], "gone") {
+		t.Errorf("%s %v", s.Health, s.Reasons)
+	}
+	s.SocketError, s.Pool.Error = "", "no memory"
 	if s.Judge(0, 0); s.Health != "degraded" || !strings.Contains(s.Reasons[0], "no memory") {
 		t.Errorf("%s %v", s.Health, s.Reasons)
 	}

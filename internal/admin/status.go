@@ -18,7 +18,8 @@ type Status struct {
 	Incarnation   string       `json:"incarnation"`
 	UptimeSeconds uint64       `json:"uptime_seconds"`
 	Socket        string       `json:"socket"`
-	HTTPAddress   string       `json:"http_address"` // set by the server
+	SocketError   string       `json:"socket_error,omitempty"` // why no new client finds the socket
+	HTTPAddress   string       `json:"http_address"`           // set by the server
 	Connections   int          `json:"connections"`
 	Pool          Pool         `json:"pool"`
 	Cache         cache.Status `json:"cache"`
@@ -37,6 +38,9 @@ type Pool struct {
 // Judge sets the health from the rest of the status.
 func (s *Status) Judge(stalledBytes, quarantinedBytes uint64) {
 	s.Reasons = []string{}
+	if s.SocketError != "" {
+		s.Reasons = append(s.Reasons, s.SocketError)
+	}
 	if s.Pool.Error != "" {
 		s.Reasons = append(s.Reasons, "the pool is smaller than configured: "+s.Pool.Error)
 	}

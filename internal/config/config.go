@@ -64,6 +64,10 @@ func Read(flags, environment Source, defaultPoolBytes uint64) (Config, error) {
 	}
 	cfg.AdminTokenFile = absolute(cfg.AdminTokenFile)
 	cfg.LogLevel = r.level()
+	if r.err == nil && cfg.QueryBudgetBytes > cfg.PoolBytes {
+		r.err = fmt.Errorf("--%s of %s is over --%s of %s: lower the first or raise the second",
+			FlagQueryBudget, FormatSize(cfg.QueryBudgetBytes), FlagPoolSize, FormatSize(cfg.PoolBytes))
+	}
 	if r.err == nil && cfg.InstanceBudgetBytes > cfg.QueryBudgetBytes {
 		r.err = fmt.Errorf("--%s of %s is over --%s of %s: lower the first or raise the second",
 			FlagInstanceBudget, FormatSize(cfg.InstanceBudgetBytes), FlagQueryBudget, FormatSize(cfg.QueryBudgetBytes))

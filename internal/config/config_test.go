@@ -69,6 +69,7 @@ func TestWhatIsWrongIsNamedWithItsSource(t *testing.T) {
 		{nil, map[string]string{"ORBITKV_POOL_SIZE": "12x"}, []string{"ORBITKV_POOL_SIZE", `"12x"`}},
 		{map[string]string{"pool-size": "1kb"}, nil, []string{"--pool-size", "4096"}},
 		{map[string]string{"pool-size": "1gb", "query-instance-budget": "1gb"}, nil, []string{"--query-instance-budget", "--query-budget"}},
+		{map[string]string{"pool-size": "1gb", "query-budget": "2gb"}, nil, []string{"--query-budget", "--pool-size"}},
 		{map[string]string{"use-hugepages": "maybe"}, nil, []string{"--use-hugepages", "maybe"}},
 		{map[string]string{"http-addr": "0.0.0.0:9091"}, nil, []string{"--http-addr", "--http-allow-remote"}},
 		{map[string]string{"http-addr": ":9091"}, nil, []string{"--http-allow-remote"}},

@@ -230,6 +230,9 @@ func (m *Manager) status() admin.Status {
 		s.Pool.Error = m.progress.fault.Error()
 	}
 	m.progress.mu.Unlock()
+	if err := m.sessions.CheckSocket(); err != nil {
+		s.SocketError = err.Error()
+	}
 	s.Judge(stats.StalledBytes, stats.QuarantinedBytes)
 	return s
 }

@@ -115,12 +115,24 @@ func identify(path string) (device, inode uint64, err error) {
 	return stat.Dev, stat.Ino, nil
 }
 
-// close stops listening and removes the file if it is still the one that was bound.
-func (s *socketFile) close() error {
-	err := s.listener.Close()
-	device, inode, missing := identify(s.path)
-	if missing == nil && device == s.device && inode == s.inode {
-		err = errors.Join(err, os.Remove(s.path))
+// check returns nil while clients that go by the path reach this listener.
+func (s *socketFile) check() error {
+	device, inode, err := identify(s.path)
+	if err == nil && (device != s.device || inode != s.inode) {
+		err = fmt.Errorf("socket %s: another file has taken its place", s.path)
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("no engine can attach any more: %w: restart the Manager, and keep others from cleaning the folder", err)
+	}
+	return nil
+}
+
+// close removes the file if it is still the one that was bound, and stops listening. In this order: the open listener keeps the inode
+// from being given to the socket of the next Manager, which would then be taken for this one.
+func (s *socketFile) close() error {
+	var err error
+	if s.check() == nil {
+		err = os.Remove(s.path)
+	}
+	return errors.Join(err, s.listener.Close())
 }

@@ -110,12 +110,21 @@ func TestOnlyTheOwnSocketIsRemovedAtTheEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := s.check(); err != nil {
+		t.Errorf("a socket that is where it was bound: %v", err)
+	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
+	}
+	if err := s.check(); err == nil || !strings.Contains(err.Error(), "no engine can attach") {
+		t.Errorf("a socket that is gone: %v", err)
 	}
 	next, err := listen(path)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if err := s.check(); err == nil || !strings.Contains(err.Error(), "another file") {
+		t.Errorf("a socket that was replaced: %v", err)
 	}
 	if err := s.close(); err != nil {
 		t.Fatal(err)

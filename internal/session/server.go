@@ -94,6 +94,9 @@ func (s *Server) Connections() int {
 	return len(s.conns)
 }
 
+// CheckSocket returns nil while the socket's path leads to this Manager; the error says what became of it and what to do.
+func (s *Server) CheckSocket() error { return s.socket.check() }
+
 // accept takes connections until the listener is closed.
 func (s *Server) accept() {
 	var told time.Time
