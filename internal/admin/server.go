@@ -10,7 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -52,7 +52,10 @@ type Server struct {
 	config   Config
 	slots    chan struct{}
 	verifies *gate
-	open     atomic.Int64 // connections
+
+	mu      sync.Mutex
+	open    int               // connections
+	waiting map[net.Conn]bool // those of them that wait for a request
 }
 
 // Listen binds the address and serves.
@@ -61,10 +64,13 @@ func Listen(config Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("HTTP address %s: %w: name another one with --http-addr, or `off`", config.Address, err)
 	}
-	s := &Server{listener: listener, done: make(chan struct{}), config: config, slots: make(chan struct{}, requestsMax), verifies: newGate()}
+	s := &Server{listener: listener, done: make(chan struct{}), config: config, slots: make(chan struct{}, requestsMax), verifies: newGate(), waiting: map[net.Conn]bool{}}
 	s.http = http.Server{
 		Handler: s.handler(), ReadTimeout: requestWait, WriteTimeout: answerWait, IdleTimeout: idleWait, MaxHeaderBytes: headBytesMax,
 		ErrorLog: slog.NewLogLogger(config.Log.Handler(), slog.LevelDebug), ConnState: s.count,
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, conn)
+		},
 	}
 	go func() {
 		defer close(s.done)
@@ -75,18 +81,46 @@ func Listen(config Config) (*Server, error) {
 	return s, nil
 }
 
-// count closes a connection that comes when openMax are open.
+// count closes a connection that waits, for its first request or the next one, when more than openMax are open. It takes any of them, so
+// that whoever holds many loses most and nobody can keep the others out.
 func (s *Server) count(conn net.Conn, state http.ConnState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	switch state {
 	case http.StateNew:
-		if s.open.Add(1) > openMax {
+		s.open++
+		if s.open > openMax {
 			s.config.Refused.WithLabelValues("connections").Inc()
-			if err := conn.Close(); err != nil {
-				s.config.Log.Debug("closing a connection", "error", err)
-			}
+			s.closeOne()
 		}
+		s.waiting[conn] = true
+	case http.StateIdle:
+		s.waiting[conn] = true
 	case http.StateClosed:
-		s.open.Add(-1)
+		delete(s.waiting, conn)
+		s.open--
+	}
+}
+
+// connKey is the place of a request's connection in its context.
+type connKey struct{}
+
+// begin says that a request has come whole enough to be answered. One whose head comes byte by byte waits still.
+func (s *Server) begin(r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	conn, _ := r.Context().Value(connKey{}).(net.Conn)
+	delete(s.waiting, conn)
+}
+
+// closeOne closes one connection that waits; with mu held. Those that are being answered end by themselves.
+func (s *Server) closeOne() {
+	for conn := range s.waiting {
+		delete(s.waiting, conn)
+		if err := conn.Close(); err != nil {
+			s.config.Log.Debug("closing a connection", "error", err)
+		}
+		return
 	}
 }
 
@@ -119,9 +153,15 @@ func (s *Server) handler() http.Handler {
 	return s.bounded(mux)
 }
 
-// bounded refuses what would wait behind too many other requests.
+// bounded refuses what would wait behind too many other requests. Health is answered always: whoever asks may end the Manager, and the
+// whole cache with it, for want of an answer.
 func (s *Server) bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.begin(r)
+		if r.URL.Path == "/healthz" {
+			next.ServeHTTP(w, r)
+			return
+		}
 		select {
 		case s.slots <- struct{}{}:
 			defer func() { <-s.slots }()
