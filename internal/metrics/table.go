@@ -45,7 +45,7 @@ var (
 	framesRead         = row{"orbitkv_frames_total", Counter, nil, "Frames read after hello, of every type.", nil}
 	connectionsClosed  = row{"orbitkv_connections_closed_total", Counter, []string{"reason"}, "Connections that the Manager closed, by the status that it told the client, or unread (the client does not read its answers) or cut (the connection ended inside a frame). Clients that close by themselves are not in it.", nil}
 	connectionsRefused = row{"orbitkv_connections_refused_total", Counter, []string{"reason"}, "Connections on the socket that were turned away before their first frame: bound (the most that a Manager takes were open) or system (the kernel gave no descriptor or memory; each attempt counts).", nil}
-	httpRefused        = row{"orbitkv_http_refused_total", Counter, []string{"bound"}, "What found a bound of HTTP: connections that were closed at once, requests and verifications that were answered 503. A fifth scrape at once is not in it.", nil}
+	httpRefused        = row{"orbitkv_http_refused_total", Counter, []string{"bound"}, "What found a bound of HTTP: connections that were closed to make room, requests and verifications that were answered 503. A fifth scrape at once is not in it.", nil}
 	callsRefused       = row{"orbitkv_calls_refused_total", Counter, []string{"status"}, "Calls that were answered with an error, by status. The outcome busy of a query is not an error and not in it.", nil}
 )
 
