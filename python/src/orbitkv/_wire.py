@@ -835,6 +835,8 @@ def _bytes16(value: bytes, field: str) -> bytes:
 
 
 def _put_text(value: str, limit: int, field: str) -> bytes:
+    if not isinstance(value, str):
+        raise ProtocolError(f"{field} must be a string, got {type(value).__name__}")
     raw = value.encode("utf-8")
     if len(raw) > limit:
         raise ProtocolError(f"{field} has {len(raw)} bytes, over its bound of {limit}")
@@ -842,6 +844,11 @@ def _put_text(value: str, limit: int, field: str) -> bytes:
 
 
 def _put_facts(value: Mapping[str, str], field: str) -> bytes:
+    if not isinstance(value, Mapping):
+        raise ProtocolError(f"{field} must map strings to strings, got {type(value).__name__}")
+    for name, fact in value.items():
+        if not isinstance(name, str) or not isinstance(fact, str):
+            raise ProtocolError(f"{field} must map strings to strings, got {name!r}: {fact!r}")
     raw = json.dumps(dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     if len(raw) > FACTS_BYTES_MAX:
         raise ProtocolError(f"{field} has {len(raw)} bytes, over its bound of {FACTS_BYTES_MAX}")

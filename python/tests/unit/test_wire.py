@@ -110,6 +110,18 @@ def test_facts_are_an_object_of_strings(raw: bytes) -> None:
         _wire.decode(frame)
 
 
+@pytest.mark.parametrize("facts", [{"a": 1}, {1: "a"}, {"a": None}, ["a"], None])
+def test_facts_that_are_no_strings_are_not_encoded(facts: object) -> None:
+    """A number would be refused by the peer, and a name that is none would silently become another text."""
+    with pytest.raises(_wire.ProtocolError, match="facts must map strings to strings, got"):
+        _wire.encode(_wire.Attach("i", 0, 1, True, 64, -1, _wire.Writer.HOST, "host", 0, facts), 1)  # type: ignore[arg-type]
+
+
+def test_a_string_that_is_none_is_named() -> None:
+    with pytest.raises(_wire.ProtocolError, match="instance must be a string, got int"):
+        _wire.encode(_wire.Detach(7), 1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "message",
     [
