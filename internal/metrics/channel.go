@@ -19,8 +19,9 @@ const (
 
 // Reasons of Channel.Closed beside the statuses of the channel.
 const (
-	ReasonUnread = "unread" // an answer found the outbox full: the client does not read
-	ReasonCut    = "cut"    // the connection ended inside a frame
+	ReasonUnread  = "unread"  // an answer found the outbox full: the client does not read
+	ReasonCrowded = "crowded" // an answer that its client did not read at once found no room beside the unread answers of all
+	ReasonCut     = "cut"     // the connection ended inside a frame
 )
 
 func newChannel(reg prometheus.Registerer) *Channel {

@@ -28,18 +28,21 @@ type part struct {
 
 // assembly is an operation whose parts have not all come.
 type assembly struct {
-	first part
-	next  uint16
-	keys  []wire.Key
+	first   part
+	next    uint16
+	count   int
+	keys    []wire.Key // their capacity is charged
+	refused bool       // a part did not fit the budget: nothing is kept, and the last part is answered
 }
 
 // assemblies puts the parts of operations together. One reader goroutine uses it.
 type assemblies struct {
-	open map[partKey]*assembly
+	budget *budget
+	open   map[partKey]*assembly
 }
 
 // add takes a part and returns all keys with the last one; whole is false before. The keys of an operation in one part alias its
-// frame. An error is a fault of the frame.
+// frame. StatusBusy, with the last part: the budget had no room for the operation. Any other error is a fault of the frame.
 func (a *assemblies) add(p part) (keys []wire.Key, whole bool, err error) {
 	if p.parts == 0 || p.parts > wire.PartsMax || p.index >= p.parts {
 		return nil, false, fault(p, "part %d of %d does not exist: parts are counted from 0 to at most %d", p.index, p.parts, wire.PartsMax)
@@ -55,6 +58,7 @@ func (a *assemblies) add(p part) (keys []wire.Key, whole bool, err error) {
 		if a.open == nil {
 			a.open = map[partKey]*assembly{}
 		}
+		a.drop(joined)
 		joined = &assembly{first: p}
 		joined.first.keys = nil
 		a.open[p.key] = joined
@@ -65,16 +69,56 @@ func (a *assemblies) add(p part) (keys []wire.Key, whole bool, err error) {
 	if f := joined.first; f.parts != p.parts || f.namespace != p.namespace || f.group != p.group || f.instance != p.instance || f.request != p.request {
 		return nil, false, fault(p, "part %d differs from part 0 in more than its keys", p.index)
 	}
-	if len(joined.keys)+len(p.keys) > wire.OperationKeysMax {
+	if joined.count += len(p.keys); joined.count > wire.OperationKeysMax {
 		return nil, false, fault(p, "more than %d keys", wire.OperationKeysMax)
 	}
-	joined.keys = append(joined.keys, p.keys...)
+	a.keep(joined, p.keys)
 	joined.next++
 	if joined.next < p.parts {
 		return nil, false, nil
 	}
 	delete(a.open, p.key)
-	return joined.keys, true, nil
+	keys = joined.keys
+	a.drop(joined)
+	if joined.refused {
+		return nil, true, wire.Errorf(wire.StatusBusy, "unfinished operations of all clients hold %d bytes, the most that a Manager keeps: ask again", a.budget.most)
+	}
+	return keys, true, nil
+}
+
+// keep copies a part's keys, or gives the operation up when the budget has no room for them.
+func (a *assemblies) keep(joined *assembly, keys []wire.Key) {
+	if joined.refused {
+		return
+	}
+	if joined.count > cap(joined.keys) {
+		room := min(max(joined.count, 2*cap(joined.keys)), wire.OperationKeysMax)
+		if !a.budget.take((room - cap(joined.keys)) * wire.KeyBytes) {
+			a.drop(joined)
+			joined.refused = true
+			return
+		}
+		grown := make([]wire.Key, len(joined.keys), room)
+		copy(grown, joined.keys)
+		joined.keys = grown
+	}
+	joined.keys = append(joined.keys, keys...)
+}
+
+// drop gives back what an operation was charged.
+func (a *assemblies) drop(joined *assembly) {
+	if joined != nil {
+		a.budget.give(cap(joined.keys) * wire.KeyBytes)
+		joined.keys = nil
+	}
+}
+
+// close gives back what is unfinished when the connection ends.
+func (a *assemblies) close() {
+	for _, joined := range a.open {
+		a.drop(joined)
+	}
+	a.open = nil
 }
 
 func fault(p part, format string, args ...any) error {

@@ -43,8 +43,8 @@ type scratch struct {
 }
 
 func newConn(s *Server, nc *net.UnixConn) (*conn, error) {
-	out, err := newOutbox(nc)
-	c := &conn{server: s, net: nc, frames: wire.NewReader(nc), out: out, done: make(chan struct{})}
+	out, err := newOutbox(nc, &s.unsent)
+	c := &conn{server: s, net: nc, frames: wire.NewReader(nc), out: out, done: make(chan struct{}), parts: assemblies{budget: &s.unfinished}}
 	c.in.wake = out.signal
 	return c, err
 }
@@ -65,6 +65,7 @@ func (c *conn) run() {
 	why := c.read()
 	c.end(why)
 	c.in.close()
+	c.parts.close()
 	// A disconnect: nothing that may be in use is freed (I2).
 	if readToTheEnd(why) {
 		c.server.cache.CloseSession(c.session)
@@ -161,6 +162,9 @@ func (c *conn) end(err error) {
 	case errors.Is(err, errOutboxFull):
 		c.server.metrics.Closed.WithLabelValues(metrics.ReasonUnread).Inc()
 		c.server.log.Warn("session closed: its client does not read", "pid", c.peer.pid, "session", uint64(c.session), "unsent_bytes", c.out.backlog())
+	case errors.Is(err, errUnsentFull):
+		c.server.metrics.Closed.WithLabelValues(metrics.ReasonCrowded).Inc()
+		c.server.log.Warn("session closed: the answers that clients do not read fill their bound", "pid", c.peer.pid, "session", uint64(c.session), "bytes", c.server.unsent.most)
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		c.server.metrics.Closed.WithLabelValues(metrics.ReasonCut).Inc()
 		c.server.log.Warn("session closed: the connection ended inside a frame", "pid", c.peer.pid, "session", uint64(c.session))
@@ -185,6 +189,7 @@ func (c *conn) close() {
 	if err := c.net.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		c.server.log.Debug("closing a connection", "error", err)
 	}
+	c.out.close()
 }
 
 // stopReading lets the reader finish what has arrived and then see the end.
@@ -232,8 +237,9 @@ func (c *conn) write() {
 		for _, n := range notices {
 			frames = mustAppend(frames, noticeFrame(n))
 		}
-		if c.push(frames) != nil {
-			return // closed here: the reader ends the session
+		if err := c.push(frames); err != nil {
+			c.end(err) // the reader ends the session
+			return
 		}
 		if c.attached.Load() {
 			sent, all := c.pushArenas(arenas)
@@ -247,7 +253,10 @@ func (c *conn) write() {
 // push flushes the outbox and sends frames, waiting for room as long as the client leaves none: new notices are dropped meanwhile.
 func (c *conn) push(frames []byte) error {
 	for {
-		if err := c.out.flush(); err != nil || len(frames) == 0 || c.out.send(frames) == nil {
+		if err := c.out.flush(); err != nil || len(frames) == 0 {
+			return err
+		}
+		if err := c.out.send(frames); !errors.Is(err, errOutboxFull) {
 			return err
 		}
 	}

@@ -21,16 +21,27 @@ func (c *conn) query(id uint64, body []byte) error {
 		key: partKey{wire.TypeQuery, m.Operation, m.Revision}, index: m.Part, parts: m.Parts,
 		namespace: m.Namespace, group: m.Group, instance: m.Instance, request: m.Request, keys: m.Keys,
 	})
-	if err == nil {
-		err = checkPartID(id, whole, wire.TypeQuery)
-	}
-	if err != nil || !whole {
+	if done, err := c.unfinished(id, wire.TypeQuery, whole, err); done {
 		return err
 	}
 	result, err := c.server.cache.SubmitQuery(c.session, cache.Query{
 		Operation: m.Operation, Revision: m.Revision, Namespace: m.Namespace, Group: m.Group, Instance: m.Instance, Request: m.Request, Keys: keys,
 	})
 	return c.answerResult(id, result, err)
+}
+
+// unfinished handles a part that is not the last of an operation that can be asked for. Done says that nothing is left to do for it.
+func (c *conn) unfinished(id uint64, typ wire.Type, whole bool, err error) (done bool, fault error) {
+	if !whole && err != nil {
+		return true, err
+	}
+	if fault := checkPartID(id, whole, typ); fault != nil {
+		return true, fault
+	}
+	if err != nil {
+		return true, c.fail(id, err)
+	}
+	return !whole, nil
 }
 
 // checkPartID: only the last part of an operation is answered, so only it carries an id.
@@ -66,7 +77,7 @@ func (c *conn) answerResult(id uint64, r cache.Result, err error) error {
 			return err
 		}
 	}
-	return c.out.send(c.buf)
+	return c.sendParts()
 }
 
 // reserve takes one part of a reserve and answers the last one.
@@ -79,10 +90,7 @@ func (c *conn) reserve(id uint64, body []byte) error {
 		key: partKey{wire.TypeReserve, m.Operation, m.Revision}, index: m.Part, parts: m.Parts,
 		namespace: m.Namespace, group: m.Group, instance: m.Instance, keys: m.Keys,
 	})
-	if err == nil {
-		err = checkPartID(id, whole, wire.TypeReserve)
-	}
-	if err != nil || !whole {
+	if done, err := c.unfinished(id, wire.TypeReserve, whole, err); done {
 		return err
 	}
 	reserved, err := c.server.cache.Reserve(c.session, cache.Reserve{
@@ -108,7 +116,16 @@ func (c *conn) answerReserved(id, operation uint64, revision uint32, r cache.Res
 			return err
 		}
 	}
-	return c.out.send(c.buf)
+	return c.sendParts()
+}
+
+// sendParts sends the parts of one answer and keeps no more memory than one frame needs.
+func (c *conn) sendParts() error {
+	err := c.out.send(c.buf)
+	if cap(c.buf) > wire.FrameBytesMax {
+		c.buf = nil
+	}
+	return err
 }
 
 // partsOf is the number of parts of n records, at least one.

@@ -13,7 +13,10 @@ import (
 // answer, a result of OperationKeysMax pages without neighbours, may pass it once.
 const outboxBytesMax = 8 << 20
 
-var errOutboxFull = errors.New("the client does not read its answers")
+var (
+	errOutboxFull = errors.New("the client does not read its answers")
+	errUnsentFull = errors.New("the unsent answers of all clients reach their bound")
+)
 
 // outbox sends frames in order without ever waiting for the client. What the socket does not take is kept, up to a bound, and flushed by the
 // connection's writer goroutine. Once the client can receive no more, frames are thrown away without an error: what it sent before is
@@ -22,34 +25,79 @@ type outbox struct {
 	raw  syscall.RawConn
 	wake chan struct{} // holds one token: there is something for the writer
 
-	mu     sync.Mutex
-	unsent []byte
-	broken bool // the client can receive no more
+	budget *budget // of the unsent bytes of all connections
+
+	mu      sync.Mutex
+	unsent  []byte
+	charged int  // bytes of the memory that unsent lies in, what was sent of it included
+	full    bool // the budget had no room for the rest of a frame
+	broken  bool // the client can receive no more
 }
 
-func newOutbox(conn *net.UnixConn) (*outbox, error) {
+func newOutbox(conn *net.UnixConn, unsent *budget) (*outbox, error) {
 	raw, err := conn.SyscallConn()
-	return &outbox{raw: raw, wake: make(chan struct{}, 1)}, err
+	return &outbox{raw: raw, wake: make(chan struct{}, 1), budget: unsent}, err
 }
 
-// send puts whole frames out. The only error is errOutboxFull.
+// send puts whole frames out. errOutboxFull: nothing was sent, and later there may be room. errUnsentFull: the connection must end, a part of
+// the frames may have been sent and nothing follows it.
 func (o *outbox) send(frames []byte) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.full {
+		return errUnsentFull
+	}
 	if len(o.unsent) >= outboxBytesMax {
 		return errOutboxFull
 	}
 	if len(o.unsent) == 0 {
 		frames = frames[o.write(frames, nil):]
 	}
-	if len(frames) > 0 && !o.broken {
-		o.unsent = append(o.unsent, frames...)
-		o.signal()
+	return o.keep(frames)
+}
+
+// keep takes what the socket did not, with mu held.
+func (o *outbox) keep(rest []byte) error {
+	if len(rest) == 0 || o.broken {
+		return nil
 	}
+	if need := len(o.unsent) + len(rest); need > cap(o.unsent) {
+		room := need + need/4
+		if !o.budget.take(room - o.charged) {
+			o.discard()
+			return errUnsentFull
+		}
+		o.charged = room
+		grown := make([]byte, len(o.unsent), room)
+		copy(grown, o.unsent)
+		o.unsent = grown
+	}
+	o.unsent = append(o.unsent, rest...)
+	o.signal()
 	return nil
 }
 
+// empty gives the memory of the unsent bytes back, with mu held.
+func (o *outbox) empty() {
+	o.budget.give(o.charged)
+	o.unsent, o.charged = nil, 0
+}
+
+// discard throws away what is unsent and what would follow, with mu held.
+func (o *outbox) discard() {
+	o.broken = true
+	o.empty()
+}
+
+// close gives the memory back when the connection has ended. It may be called more than once.
+func (o *outbox) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.discard()
+}
+
 // sendDescriptor puts a frame with a descriptor out, or reports false when frames before it are still unsent or the socket is full.
+// When the rest of a frame that was sent in part finds no room, the next send ends the connection.
 func (o *outbox) sendDescriptor(frame []byte, fd int) (done bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -58,8 +106,7 @@ func (o *outbox) sendDescriptor(frame []byte, fd int) (done bool) {
 	}
 	sent := o.write(frame, unix.UnixRights(fd))
 	if sent > 0 && sent < len(frame) && !o.broken { // the descriptor went with the first byte
-		o.unsent = append(o.unsent, frame[sent:]...)
-		o.signal()
+		o.full = o.keep(frame[sent:]) != nil
 	}
 	return sent > 0 || o.broken
 }
@@ -112,7 +159,7 @@ func (o *outbox) flushed(fd uintptr) bool {
 		}
 		o.unsent = o.unsent[sent:]
 	}
-	o.unsent = nil
+	o.empty()
 	return true
 }
 

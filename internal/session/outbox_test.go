@@ -31,7 +31,7 @@ func pair(t *testing.T) (manager, client *net.UnixConn) {
 
 func TestTheOutboxKeepsOrderAndEndsAtItsBound(t *testing.T) {
 	manager, client := pair(t)
-	o, err := newOutbox(manager)
+	o, err := newOutbox(manager, &budget{most: unsentBytesMax})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,14 +62,14 @@ func TestTheOutboxKeepsOrderAndEndsAtItsBound(t *testing.T) {
 			t.Fatalf("byte %d of %d is wrong", i, sent)
 		}
 	}
-	if err := <-flushed; err != nil || o.backlog() != 0 {
-		t.Fatalf("%v, %d bytes unsent", err, o.backlog())
+	if err := <-flushed; err != nil || o.backlog() != 0 || o.budget.used.Load() != 0 {
+		t.Fatalf("%v, %d bytes unsent, %d charged", err, o.backlog(), o.budget.used.Load())
 	}
 }
 
 func TestAFlushEndsWithTheConnection(t *testing.T) {
 	manager, _ := pair(t)
-	o, err := newOutbox(manager)
+	o, err := newOutbox(manager, &budget{most: unsentBytesMax})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,6 +43,9 @@ type Server struct {
 	log     *slog.Logger
 	socket  *socketFile
 
+	unfinished budget // of operations whose parts have not all come
+	unsent     budget // of answers that were not read
+
 	joining  sync.Mutex     // one connection at a time enters its process; taken before mu
 	readers  sync.WaitGroup // accept loop and connections
 	watchers sync.WaitGroup // one a process
@@ -62,6 +65,7 @@ func Listen(config Config) (*Server, error) {
 	}
 	s := &Server{
 		cache: config.Cache, config: config, metrics: config.Metrics, log: config.Log, socket: socket,
+		unfinished: budget{most: unfinishedBytesMax}, unsent: budget{most: unsentBytesMax},
 		conns: map[*conn]bool{}, processes: map[processKey]*process{},
 	}
 	s.readers.Go(s.accept)
