@@ -1,5 +1,8 @@
 """The thread that maps pushed arenas and tells the owner of notices, so that the thread that reads never waits.
 
+What the owner's callbacks raise does not end it: an arena is then said to be unusable, a notice is lost, and the log
+tells. Whatever else ends it ends the channel too, since nobody would map arenas then.
+
 Notices are hints: past NOTICES_MAX they are dropped and counted. Arenas are never dropped; the Manager has at most
 ARENAS_MAX of them.
 """
@@ -14,7 +17,8 @@ from collections.abc import Callable
 
 from orbitkv import _wire
 from orbitkv._arenas import Arena, ArenaTable, map_arena
-from orbitkv.errors import ArenaError, ChannelClosed, OrbitKVError, ProtocolError
+from orbitkv._faults import FAULTS
+from orbitkv.errors import ArenaError, ChannelClosed, ProtocolError
 
 NOTICES_MAX = 1024
 ARENAS_MAX = 65536
@@ -23,7 +27,10 @@ log = logging.getLogger("orbitkv.client")
 
 
 class Pushes:
-    """Queue and thread of one client. `answer` sends a frame; the client sets it before the first push can come."""
+    """Queue and thread of one client.
+
+    `answer` sends a frame and `end` closes the channel for a reason; the client sets both before a push can come.
+    """
 
     def __init__(
         self,
@@ -32,6 +39,7 @@ class Pushes:
         on_notice: Callable[[_wire.Notice], None] | None,
     ) -> None:
         self.answer: Callable[[_wire.Message], None] | None = None
+        self.end: Callable[[str], None] | None = None
         self.notices_dropped = 0
         self._table = arenas
         self._on_arena = on_arena
@@ -80,6 +88,14 @@ class Pushes:
         self._changed.notify_all()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            if self.end is not None:
+                self.end(f"the thread that maps arenas ended: {type(error).__name__}: {error}")
+            raise
+
+    def _serve(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._arenas or self._notices)
@@ -89,21 +105,30 @@ class Pushes:
                 notice = self._notices.popleft() if arena is None else None
             if arena is not None:
                 self._map(*arena)
-            elif notice is not None and self._on_notice is not None:
+            elif notice is not None:
+                self._notify(notice)
+
+    def _notify(self, notice: _wire.Notice) -> None:
+        try:
+            if self._on_notice is not None:
                 self._on_notice(notice)
+        except FAULTS:
+            log.exception("the owner could not take a notice about %s %d", notice.topic.name.lower(), notice.id)
 
     def _map(self, message: _wire.Arena, descriptor: int) -> None:
-        fault = f"arena {message.arena} could not be registered"  # Should the owner raise what is not caught here.
+        fault = ""
         try:
             arena, mapping = map_arena(message.arena, message.node, message.bytes, descriptor)
             if self._on_arena is not None:
                 self._on_arena(arena)
             self._table.add(arena, mapping)
-            fault = ""
         except ArenaError as error:
             fault = str(error)
-        except (OrbitKVError, OSError, RuntimeError, ValueError, MemoryError) as error:
+        except FAULTS as error:
             fault = f"arena {message.arena} could not be registered: {type(error).__name__}: {error}"
+        except BaseException as error:
+            fault = f"arena {message.arena} ended its thread: {type(error).__name__}: {error}"
+            raise
         finally:
             os.close(descriptor)
             self._tell(message, fault)
@@ -111,7 +136,7 @@ class Pushes:
     def _tell(self, message: _wire.Arena, fault: str) -> None:
         if fault:
             log.error("%s; pages in it are not used by this process", fault)
-        text = fault.encode()[: _wire.TEXT_BYTES_MAX].decode(errors="ignore")
+        text = fault.encode(errors="replace")[: _wire.TEXT_BYTES_MAX].decode(errors="ignore")
         try:
             if self.answer is not None:
                 self.answer(_wire.Mapped(message.arena, not fault, text))

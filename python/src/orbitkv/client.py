@@ -74,9 +74,9 @@ class CacheManagerClient:
     """One session with the Cache Manager. Connects at once; a context manager that closes at its end.
 
     `socket` is a path, else see `orbitkv._connect`. `timeout_ms` bounds every call that has no bound of its own.
-    `on_arena(arena)` runs before the arena is said to be mapped: any OrbitKVError, OSError, RuntimeError, ValueError or
-    MemoryError of it means that the arena is unusable here.
-    `on_notice(notice)` is called for pushes about reservations and instances.
+    `on_arena(arena)` runs before the arena is said to be mapped: an error of it means that the arena is unusable here.
+    `on_notice(notice)` is called for pushes about reservations and instances; an error of it is logged. An exception of
+    either that `orbitkv._faults` does not list closes the channel.
     `on_bound(name)` is called each time that a bound bites, under locks of the client: it may count and no more. The
     names are `messages_refused` (the channel's queue was full) and `leases_forgotten` (too many begun ones).
 
@@ -109,6 +109,7 @@ class CacheManagerClient:
             connection.close()
             raise ManagerUnavailable([(self.path, str(fault))]) from fault
         self._pushes.answer = self._channel.report
+        self._pushes.end = self._channel.close
         self._session = Operations(self._channel, self._leases, self._forget)
         welcome = self._hello(role, name or f"orbitkv-python/{__version__} pid {os.getpid()}")
         self.incarnation = welcome.incarnation

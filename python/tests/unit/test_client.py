@@ -262,20 +262,33 @@ def open_memfds() -> list[int]:
     return found
 
 
-def test_a_device_that_refuses_an_arena_is_told_to_the_manager(tmp_path: Path) -> None:
+def send_arena(peer: Peer, number: int) -> _wire.Mapped:
+    """Push a sound arena and return what the client says of it."""
+    descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, 4096)
+    fcntl.fcntl(descriptor, 1033, SEALS)
+    socket.send_fds(peer.socket, [_wire.encode(_wire.Arena(number, -1, 4096))], [descriptor])
+    os.close(descriptor)
+    mapped = peer.expect(_wire.Mapped)[1]
+    assert isinstance(mapped, _wire.Mapped)
+    return mapped
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [RuntimeError("memlock limit"), KeyError("memlock"), TypeError("memlock"), OSError("memlock of \udc80")],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_a_device_that_refuses_an_arena_is_told_to_the_manager(tmp_path: Path, fault: Exception) -> None:
     def script(peer: Peer) -> None:
-        descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, 4096)
-        fcntl.fcntl(descriptor, 1033, SEALS)
-        socket.send_fds(peer.socket, [_wire.encode(_wire.Arena(3, -1, 4096))], [descriptor])
-        os.close(descriptor)
-        mapped = peer.expect(_wire.Mapped)[1]
-        assert isinstance(mapped, _wire.Mapped)
-        assert not mapped.ok
-        assert "memlock" in mapped.text
+        for number in (3, 4):  # The thread that tells of the first must be there for the second.
+            mapped = send_arena(peer, number)
+            assert (mapped.arena, mapped.ok) == (number, False)
+            assert "memlock" in mapped.text
+            assert type(fault).__name__ in mapped.text
 
     def refuse(_: object) -> None:
-        raise RuntimeError("memlock limit of 64 KiB")
+        raise type(fault)(*fault.args)  # A new one: the traceback of one that is kept would keep the arena.
 
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the count alone
     with scripted(tmp_path, script, on_arena=refuse) as client:
@@ -300,6 +313,47 @@ def test_a_sealed_notice_reaches_the_owner(tmp_path: Path) -> None:
     with scripted(tmp_path, lambda peer: peer.put(Notice(Topic.SEALED, 4, 0)), on_notice=lambda _: got.set()) as client:
         assert got.wait(DEADLINE)
         assert client.token == b"t" * 16
+
+
+def test_a_notice_that_the_owner_cannot_take_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    got = threading.Event()
+
+    def take(notice: Notice) -> None:
+        if notice.id == 4:
+            raise KeyError("no reservation 4")
+        got.set()
+
+    def script(peer: Peer) -> None:
+        for number in (4, 5):
+            peer.put(Notice(Topic.SEALED, number, 0))
+        assert got.wait(DEADLINE)
+
+    with scripted(tmp_path, script, on_notice=take):
+        pass
+    assert "could not take a notice about sealed 4" in caplog.text
+    assert "no reservation 4" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_ends_the_thread_of_the_pushes_ends_the_channel(tmp_path: Path) -> None:
+    """A client that says that it is alive and maps no arenas would publish and restore nothing, silently."""
+
+    class Unheard(Exception):
+        pass
+
+    def script(peer: Peer) -> None:
+        mapped = send_arena(peer, 3)
+        assert not mapped.ok
+        assert "Unheard: of" in mapped.text
+        with pytest.raises(AssertionError, match="the client closed"):
+            peer.take()
+
+    def refuse(_: object) -> None:
+        raise Unheard("of")
+
+    with scripted(tmp_path, script, on_arena=refuse) as client:
+        client._channel._thread.join(DEADLINE)
+        assert client.closed_because == "the thread that maps arenas ended: Unheard: of"
 
 
 def test_a_refused_hello_names_both_abis(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from orbitkv._arenas import Arena
-from orbitkv.errors import OrbitKVError, TransferError
+from orbitkv._faults import FAULTS
+from orbitkv.errors import TransferError
 from orbitkv.transfer._pieces import Piece, copy_in, copy_out, pieces_of
 from orbitkv.transfer._plan import CopyPlan
 from orbitkv.transfer._transfer import Publish, Restore, Transfer
@@ -26,22 +27,6 @@ QUEUE_MAX = 1024  # plans that wait in one direction
 QUEUE_BYTES_MAX = 64 << 30  # bytes of the plans that wait in one direction
 YIELD_SECONDS = 0.05  # the longest that one publish batch steps aside for restores
 GATE_SECONDS = 0.1  # how often a publish that waits for its sources looks whether the backend closes
-
-# What a copy, a hook or a report may raise. A copying thread outlives all of it: without it every later copy would
-# stall, and a stalled copy ends the engine (I10).
-FAULTS = (
-    OrbitKVError,
-    OSError,
-    RuntimeError,
-    MemoryError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    BufferError,
-    LookupError,
-    TypeError,
-    ValueError,
-)
 
 log = logging.getLogger("orbitkv.transfer")
 
@@ -190,7 +175,7 @@ class HostBackend:
     def _attempt(self, job: Job, copy: Callable[[Job], None]) -> bool:
         try:
             copy(job)
-        except FAULTS:
+        except FAULTS:  # I10: without its thread every later copy would stall, and a stalled copy ends the engine.
             log.exception("a copy of %d pages failed; its pages are recomputed", job.transfer.plan.pages)
             return False
         return True
