@@ -75,9 +75,7 @@ func (c *Cache) OpenSession(id ProcessID, role wire.Role, name string, sink Sink
 		return 0, wire.ID16{}, wire.Errorf(wire.StatusUnknown, "process %d is not known or has exited; connect again", id)
 	}
 	if len(c.sessions) >= SessionsMax {
-		for _, old := range inOrder(c.sessions) {
-			c.endIfIdle(old)
-		}
+		c.endOneThatHoldsNothing()
 	}
 	if len(c.sessions) >= SessionsMax {
 		c.counters.busy++
@@ -306,6 +304,41 @@ func (c *Cache) endIfIdle(s *session) {
 		}
 	}
 	c.endSession(s)
+}
+
+// endOneThatHoldsNothing ends the oldest closed session of which a rank and a scheduler may use no page: it is a place that its process may take
+// again, no more. Its rank leaves the instance, so that nothing is lent to it until it attaches anew.
+func (c *Cache) endOneThatHoldsNothing() {
+	for _, s := range inOrder(c.sessions) {
+		if s.state != sessionClosed || c.mayUsePages(s) {
+			continue
+		}
+		for _, inst := range inOrder(c.instances) {
+			if inst.scheduler == s {
+				inst.scheduler = nil
+				c.removeIfIdle(inst)
+			}
+		}
+		if s.instance != nil {
+			c.leaveRank(s.instance, s.rank) // ends the session
+		} else {
+			c.endSession(s)
+		}
+		return
+	}
+}
+
+// mayUsePages says whether a copy may run or start for which the session, or what its process was told on it, accounts (I2).
+func (c *Cache) mayUsePages(s *session) bool {
+	if len(s.leases) > 0 || len(s.reservations) > 0 || s.instance != nil && s.instance.holds() {
+		return true
+	}
+	for _, inst := range c.everyInstance() {
+		if (inst.scheduler == s || inst.rankOf(s) >= 0) && (inst.private || inst.holds()) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Cache) endSession(s *session) {
