@@ -49,19 +49,19 @@ def test_a_preempted_request_gives_up_nothing_that_is_still_copied(rig: Rig) -> 
 
 def test_a_waiting_request_whose_client_leaves_gives_its_lease_back(rig: Rig) -> None:
     engine = rig.begin()
-    prompt = words(320, 2500)
+    prompt = words(320, (DEVICE_PAGES - 15) * PAGE_TOKENS)
     cold = rig.store(engine, prompt)
     rig.reset_device(engine)
-    large = Client(engine, words(321, (DEVICE_PAGES - 15) * PAGE_TOKENS), 1000)
-    eventually(lambda: running(engine) == 1, "the large request runs")
+    long = Client(engine, words(321, 20 * PAGE_TOKENS), 5500)
+    eventually(lambda: running(engine) == 1, "the long request runs")
     waiting = Client(engine, prompt)
     eventually(lambda: rig.stats()["leases"] > 0, "the waiting request has a lease")
     assert engine.counter("vllm:num_requests_waiting") == 1
     waiting.leave()
     eventually(lambda: engine.counter("vllm:num_requests_waiting") == 0, "the engine drops it")
     eventually(lambda: rig.stats()["leases"] == 0, "its lease is given back")
-    assert running(engine) == 1
-    large.leave()
+    assert running(engine) == 1, "the long request runs still"
+    long.leave()
     eventually(lambda: running(engine) == 0, "the running request is dropped")
     rig.reset_device(engine)
     rig.quiet()
