@@ -847,7 +847,7 @@ def _put_facts(value: Mapping[str, str], field: str) -> bytes:
     if not isinstance(value, Mapping):
         raise ProtocolError(f"{field} must map strings to strings, got {type(value).__name__}")
     for name, fact in value.items():
-        if not isinstance(name, str) or not isinstance(fact, str):
+        if not all(isinstance(word, str) for word in (name, fact)):
             raise ProtocolError(f"{field} must map strings to strings, got {name!r}: {fact!r}")
     raw = json.dumps(dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     if len(raw) > FACTS_BYTES_MAX:
