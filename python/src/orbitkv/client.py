@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 
 from orbitkv import __version__, _wire
 from orbitkv._arenas import Arena, ArenaTable
+from orbitkv._arguments import check_timeout, expect, writer_of
 from orbitkv._channel import Channel
 from orbitkv._connect import connect
 from orbitkv._leases import LeaseState, LeaseTable
@@ -30,7 +31,15 @@ from orbitkv._query import REVISION, Lease, Operations, Query, State
 from orbitkv._reply import Message
 from orbitkv._reserve import Reserve
 from orbitkv._wire import ALL_RANKS, KEY_BYTES, Grant, Notice, Outcome, Role, Status, Topic, Writer
-from orbitkv.errors import CallTimeout, ChannelClosed, ChannelError, ManagerUnavailable, ProtocolError, Refused
+from orbitkv.errors import (
+    CallTimeout,
+    ChannelClosed,
+    ChannelError,
+    ConfigurationError,
+    ManagerUnavailable,
+    ProtocolError,
+    Refused,
+)
 
 __all__ = [
     "ALL_RANKS",
@@ -80,7 +89,8 @@ class CacheManagerClient:
     `on_bound(name)` is called each time that a bound bites, under locks of the client: it may count and no more. The
     names are `messages_refused` (the channel's queue was full) and `leases_forgotten` (too many begun ones).
 
-    ManagerUnavailable when nobody answers, Refused when the Manager refuses the session (ABI, user, limits).
+    ManagerUnavailable when nobody answers, Refused when the Manager refuses the session (ABI, user, limits),
+    ConfigurationError here and in every method for an argument of a wrong kind.
     """
 
     def __init__(
@@ -94,6 +104,7 @@ class CacheManagerClient:
         on_notice: Callable[[Notice], None] | None = None,
         on_bound: Callable[[str], None] | None = None,
     ) -> None:
+        check_timeout(timeout_ms)
         count = on_bound or (lambda _: None)
         self.timeout_ms = timeout_ms
         self._arenas = ArenaTable()
@@ -169,7 +180,8 @@ class CacheManagerClient:
 
         `slice_bytes` are the unpadded bytes of this rank's slice of one page. Arenas follow; see `wait_arenas`.
         """
-        kind = Writer[writer.upper()] if isinstance(writer, str) else writer
+        kind = writer_of(writer)
+        expect(backend, str, "backend", "the name of a transfer backend, such as 'host'")
         size = slice_bytes if storage else 0
         message = _wire.Attach(instance, rank, world, storage, size, numa, kind, backend, epoch, facts)
         return self._call(message, _wire.Done).value
@@ -224,6 +236,7 @@ class CacheManagerClient:
         self, previous: CacheManagerClient, leases: Sequence[int] = (), reservations: Sequence[int] = ()
     ) -> tuple[list[int], list[int]]:
         """Resume an older client's session, or what a client holds whose resume of it was not answered."""
+        self._check_previous(previous)
         try:
             for token in reversed(previous._tokens[1:]):
                 try:
@@ -242,6 +255,7 @@ class CacheManagerClient:
 
         Each begin is said again, since the older connection may have lost it. Returns and raises like `resume`.
         """
+        self._check_previous(previous)
         # Closed first: a begin either precedes what is claimed here, or fails and nothing is copied under it.
         previous._channel.close("a later session takes over")
         leases, taken = self.resume_after(previous, previous.leases_in_use, reservations)
@@ -351,7 +365,15 @@ class CacheManagerClient:
             )
         return head
 
+    def _check_previous(self, previous: CacheManagerClient) -> None:
+        expect(previous, CacheManagerClient, "previous", "the older client")
+        if previous is self:
+            raise ConfigurationError(
+                "previous must be an older client, got the client itself: make a new one and let it take over"
+            )
+
     def _check_keys(self, keys: bytes) -> None:
+        expect(keys, bytes, "keys", f"bytes, {KEY_BYTES} for each key one behind the other")
         count, rest = divmod(len(keys), KEY_BYTES)
         if rest or not 0 < count <= self.limits.operation_keys_max:
             raise ProtocolError(

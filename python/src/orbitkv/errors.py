@@ -26,7 +26,7 @@ class OrbitKVError(Exception):
 
 
 class ConfigurationError(OrbitKVError):
-    """A setting that cannot work; the text names the setting and the remedy."""
+    """A setting or an argument that cannot work; the text names it and what is expected."""
 
 
 class BinaryNotFound(OrbitKVError):

@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,15 @@ import pytest
 from harness.peer import DEADLINE, Peer, scripted
 from orbitkv import _channel, _connect, _query, _wire
 from orbitkv.client import ALL_RANKS, CacheManagerClient, Namespace, Notice, Role, State, Status, Topic, ranges_of
-from orbitkv.errors import ChannelClosed, ChannelFull, LeaseLost, ManagerUnavailable, ProtocolError, Refused
+from orbitkv.errors import (
+    ChannelClosed,
+    ChannelFull,
+    ConfigurationError,
+    LeaseLost,
+    ManagerUnavailable,
+    ProtocolError,
+    Refused,
+)
 
 SPACE = Namespace(3, 0, 8192, (8192,), ())
 SEALS = 0x0002 | 0x0004 | 0x0001
@@ -468,6 +477,42 @@ def test_bad_keys_are_refused_before_they_are_sent(tmp_path: Path) -> None:
         for keys in (b"", bytes(31), bytes(32 * 65537)):
             with pytest.raises(ProtocolError, match="1 to 65536 keys"):
                 client.query(SPACE, keys, instance="i")
+
+
+WRONG_CALLS: dict[str, Callable[[CacheManagerClient], object]] = {
+    "keys must be bytes, 32 for each key": lambda client: client.query(SPACE, [bytes(32)], instance="i"),  # type: ignore[arg-type]
+    "keys must be bytes, .* \\(str\\)": lambda client: client.reserve(SPACE, "k" * 32, instance="i"),  # type: ignore[arg-type]
+    "writer must be .* one of 'host', 'cuda', 'cuda_shared', got 'gpu'": lambda client: attach(client, writer="gpu"),
+    "writer must be .* got 1 \\(int\\)": lambda client: attach(client, writer=1),
+    "backend must be the name .* got None": lambda client: attach(client, backend=None),
+    "facts must map strings to strings, got 'a': 1": lambda client: attach(client, facts={"a": 1}),
+    "previous must be an older client, got the client itself": lambda client: client.take_over(client),
+    "previous must be an older client, got": lambda client: client.resume_after(client),
+    "previous must be the older client, got None": lambda client: client.take_over(None),  # type: ignore[arg-type]
+}
+
+
+def attach(client: CacheManagerClient, **wrong: object) -> int:
+    """Attach with one argument that is not as it should be."""
+    options = {"facts": {}, "slice_bytes": 64, **wrong}
+    return client.attach("i", 0, 1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", WRONG_CALLS)
+def test_a_wrong_argument_is_named_and_the_client_goes_on(tmp_path: Path, text: str) -> None:
+    def script(peer: Peer) -> None:
+        peer.put(_wire.Pong(0), peer.expect(_wire.Ping)[0])
+
+    with scripted(tmp_path, script) as client:
+        with pytest.raises((ConfigurationError, ProtocolError), match=text):
+            WRONG_CALLS[text](client)
+        client.ping()
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 0.5, "5000", None, True])
+def test_a_timeout_in_which_nothing_can_end_is_refused(tmp_path: Path, timeout_ms: object) -> None:
+    with pytest.raises(ConfigurationError, match="timeout_ms must be a whole number of milliseconds, at least 1, got"):
+        CacheManagerClient(str(tmp_path / "s"), timeout_ms=timeout_ms)  # type: ignore[arg-type]
 
 
 def test_long_reports_are_cut_into_frames_and_bytes_add_up(tmp_path: Path) -> None:
