@@ -13,21 +13,46 @@ func (r *rig) turned(reason string) float64 {
 	return r.counted("orbitkv_connections_refused_total", reason)
 }
 
-func TestConnectionsAreBoundedAndCounted(t *testing.T) {
-	r := newRig(t, mib)
+// greetedConns enters n connections that have said hello into the table; leave takes them off it.
+func (r *rig) greetedConns(n int) (leave func()) {
 	r.server.mu.Lock()
-	others := make([]*conn, connectionsMax-len(r.server.conns))
+	defer r.server.mu.Unlock()
+	others := make([]*conn, n)
 	for i := range others {
-		others[i] = &conn{}
+		others[i] = &conn{greeted: true}
 		r.server.conns[others[i]] = true
 	}
-	r.server.mu.Unlock()
-	r.dial().ended(wire.StatusBusy)
-	r.server.mu.Lock()
-	for _, c := range others {
-		delete(r.server.conns, c)
+	return func() {
+		r.server.mu.Lock()
+		defer r.server.mu.Unlock()
+		for _, c := range others {
+			delete(r.server.conns, c)
+		}
 	}
-	r.server.mu.Unlock()
+}
+
+func TestConnectionsThatSayNothingKeepNobodyOut(t *testing.T) {
+	r := newRig(t, mib)
+	open := func(n int) func() bool { return func() bool { return r.server.Connections() == n } }
+	first := r.dial()
+	r.until("the first connection", open(1))
+	second := r.dial()
+	r.until("the second connection", open(2))
+	defer r.greetedConns(connectionsMax - 2)()
+	r.open(wire.RoleTool).alive()
+	first.ended(wire.StatusBusy)
+	second.call(&wire.Hello{ABI: wire.ABI, Role: wire.RoleTool, Name: "late"}, &wire.Welcome{})
+	second.alive()
+	if n := r.turned(metrics.ReasonBound); n != 1 {
+		t.Errorf("%v connections were counted as turned away, want 1", n)
+	}
+}
+
+func TestConnectionsAreBoundedAndCounted(t *testing.T) {
+	r := newRig(t, mib)
+	leave := r.greetedConns(connectionsMax)
+	r.dial().ended(wire.StatusBusy)
+	leave()
 	r.open(wire.RoleTool)
 	if n := r.turned(metrics.ReasonBound); n != 1 {
 		t.Errorf("%v connections were counted as turned away, want 1", n)

@@ -24,6 +24,8 @@ type conn struct {
 	in       inbox         // shared
 	done     chan struct{} // closed when the reader has ended
 	attached atomic.Bool   // shared: arenas are pushed
+	number   uint64        // of connections taken; guarded by Server.mu, as greeted is
+	greeted  bool          // its hello has come
 
 	peer    peer
 	process *process
@@ -87,6 +89,7 @@ func (c *conn) open() error {
 	if err != nil {
 		return errors.Join(err, unix.Close(who.pidfd))
 	}
+	c.server.greet(c)
 	c.peer = who
 	if c.process, err = c.server.join(c, who); err != nil {
 		return err

@@ -13,6 +13,8 @@ func (c *conn) handle(h wire.Header, body []byte) error {
 		return c.query(h.ID, body)
 	case wire.TypeReserve:
 		return c.reserve(h.ID, body)
+	case wire.TypeHello:
+		return wire.Errorf(wire.StatusMalformed, "this session is open already: say hello once a connection")
 	case wire.TypePing:
 		var m wire.Ping
 		if err := m.Decode(body); err != nil {

@@ -52,6 +52,7 @@ type Server struct {
 
 	mu        sync.Mutex
 	conns     map[*conn]bool
+	taken     uint64 // connections, ever
 	processes map[processKey]*process
 	arenas    []*arena.Arena // lent, in order
 	closing   bool
@@ -122,7 +123,7 @@ func (s *Server) accept() {
 	}
 }
 
-// start runs a connection, or refuses it at the bound.
+// start runs a connection. At the bound it closes the one that has waited longest for its hello to make room, or refuses the new one when all said hello.
 func (s *Server) start(nc *net.UnixConn) {
 	c, err := newConn(s, nc)
 	if err != nil {
@@ -130,12 +131,23 @@ func (s *Server) start(nc *net.UnixConn) {
 		return
 	}
 	s.mu.Lock()
+	var mute *conn
+	if len(s.conns) >= connectionsMax && !s.closing {
+		mute = s.longestMute()
+		delete(s.conns, mute)
+	}
 	full, closing := len(s.conns) >= connectionsMax, s.closing
 	if !full && !closing {
+		s.taken++
+		c.number = s.taken
 		s.conns[c] = true
 		s.readers.Go(c.run)
 	}
 	s.mu.Unlock()
+	if mute != nil {
+		s.metrics.Turned.WithLabelValues(metrics.ReasonBound).Inc()
+		mute.refuse(wire.Errorf(wire.StatusBusy, "no hello came, and as many connections are open as a Manager takes: connect again and say hello at once"))
+	}
 	if full {
 		s.metrics.Turned.WithLabelValues(metrics.ReasonBound).Inc()
 		c.refuse(wire.Errorf(wire.StatusBusy, "%d connections are open, the most that a Manager takes: stop some clients", connectionsMax))
@@ -143,6 +155,23 @@ func (s *Server) start(nc *net.UnixConn) {
 	if closing {
 		c.refuse(stopping())
 	}
+}
+
+// longestMute returns the connection that has waited longest for its hello, nil when there is none; with mu held.
+func (s *Server) longestMute() (longest *conn) {
+	for c := range s.conns {
+		if !c.greeted && (longest == nil || c.number < longest.number) {
+			longest = c
+		}
+	}
+	return longest
+}
+
+// greet says that a connection's hello has come.
+func (s *Server) greet(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.greeted = true
 }
 
 func stopping() *wire.Error {

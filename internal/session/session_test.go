@@ -306,3 +306,12 @@ func TestCloseTellsEveryClientAndRemovesTheSocket(t *testing.T) {
 		t.Errorf("the socket is still there: %v", err)
 	}
 }
+
+func TestASecondHelloSaysThatTheSessionIsOpen(t *testing.T) {
+	r := newRig(t, mib)
+	p := r.open(wire.RoleTool)
+	p.send(&wire.Hello{ABI: wire.ABI, Role: wire.RoleTool, Name: "again"}, 9)
+	if reason := p.ended(wire.StatusMalformed); !strings.Contains(reason.Text, "this session is open already") {
+		t.Errorf("the reason is %q", reason.Text)
+	}
+}
