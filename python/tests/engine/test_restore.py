@@ -52,7 +52,8 @@ class Rig:
         """Complete a prompt that is new to the Manager and return when its pages are stored."""
         before = self.stored()
         done = self.engine.complete(prompt, max_tokens=tokens)
-        eventually(lambda: self.stored() == before + pages, f"{pages} pages are stored")
+        # A page that an earlier request filled last may still arrive, so the count may pass the sum.
+        eventually(lambda: self.stored() >= before + pages, f"{pages} pages are stored")
         return done
 
     def forget_on_device(self, *, external: bool = False) -> None:
