@@ -56,6 +56,10 @@ func socketAt(mode fs.FileMode, uid uint32) *fstest.MapFile {
 	return &fstest.MapFile{Mode: fs.ModeSocket | mode, Sys: &syscall.Stat_t{Uid: uid}}
 }
 
+func linkTo(target string) *fstest.MapFile {
+	return &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte(target)}
+}
+
 // me is the user that the Manager of the test machines runs as.
 const me = 1000
 
@@ -70,6 +74,7 @@ var machines = []struct {
 	line    string
 	verdict Verdict
 	words   []string // in found or fix
+	never   string   // in neither, when it is not empty
 }{
 	{name: "default pool", line: "memory", verdict: Good, words: []string{"pool 16 GiB", "1/4", "allowed 64 GiB by machine memory"}},
 	{
@@ -225,11 +230,32 @@ var machines = []struct {
 	{
 		name: "socket stuck", nodes: fstest.MapFS{"run/orbitkv/s": socketAt(0o600, me)},
 		probe:   func(p *Probe) { p.Dial = func(string) error { return syscall.EAGAIN } },
-		options: sockets("/run/orbitkv/s"), line: "socket /run/orbitkv/s", verdict: Bad, words: []string{"EAGAIN"},
+		options: sockets("/run/orbitkv/s"), line: "socket /run/orbitkv/s", verdict: Bad, words: []string{"EAGAIN", "queue of connections is full", "kill -CONT"},
 	},
 	{
 		name: "file in the socket's place", files: map[string]string{"run/orbitkv/s": ""},
-		options: sockets("/run/orbitkv/s"), line: "socket /run/orbitkv/s", verdict: Bad, words: []string{"is no socket"},
+		options: sockets("/run/orbitkv/s"), line: "socket /run/orbitkv/s", verdict: Bad, words: []string{"is no socket", "move it if it is yours"}, never: "remove",
+	},
+	{
+		name: "folder in the socket's place", options: sockets("/run/orbitkv"), line: "socket /run/orbitkv", verdict: Bad,
+		words: []string{"is no socket", "name a path in this folder"}, never: "remove",
+	},
+	{
+		name: "device in the socket's place", nodes: fstest.MapFS{"dev/null": {Mode: fs.ModeDevice | fs.ModeCharDevice | 0o666}},
+		options: sockets("/dev/null"), line: "socket /dev/null", verdict: Bad, words: []string{"is no socket", "choose another path"}, never: "remove",
+	},
+	{
+		name: "link to nothing", nodes: fstest.MapFS{"run/orbitkv/s": linkTo("gone")},
+		options: sockets("/run/orbitkv/s"), line: "socket /run/orbitkv/s", verdict: Bad, words: []string{"leads to no file", "remove the link"},
+	},
+	{
+		name: "link to a dead socket", nodes: fstest.MapFS{"run/orbitkv/s": linkTo("old"), "run/orbitkv/old": socketAt(0o600, me)},
+		probe:   func(p *Probe) { p.Dial = func(string) error { return syscall.ECONNREFUSED } },
+		options: sockets("/run/orbitkv/s"), line: "socket /run/orbitkv/s", verdict: Bad, words: []string{"nobody listens", "remove the link"},
+	},
+	{
+		name: "link to a live socket", nodes: fstest.MapFS{"run/orbitkv/s": linkTo("other"), "run/orbitkv/other": socketAt(0o600, me)},
+		options: sockets("/run/orbitkv/s"), line: "socket /run/orbitkv/s", verdict: Good, words: []string{"live"},
 	},
 }
 
@@ -257,6 +283,9 @@ func TestRun(t *testing.T) {
 				if !strings.Contains(l.Found+" -> "+l.Fix, word) {
 					t.Errorf("%q is not in %+v", word, l)
 				}
+			}
+			if c.never != "" && strings.Contains(l.Found+l.Fix, c.never) {
+				t.Errorf("%q is in %+v", c.never, l)
 			}
 			if l.Verdict == Bad && l.Fix == "" {
 				t.Errorf("a bad line without a fix: %+v", l)

@@ -54,15 +54,17 @@ func socketLine(o Options, s Socket) Line {
 		return bad("", "choose a shorter path", "the path has %d bytes, the kernel takes %d", n, socketPathBytesMax)
 	}
 	inside := strings.TrimPrefix(path.Clean(s.Path), "/")
+	link := isLink(o.FS, inside)
 	info, err := fs.Stat(o.FS, inside)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case link && err != nil && !errors.Is(err, fs.ErrPermission):
+		return bad("", linkFix, "a symbolic link that leads to no file: %s", cause(err))
+	case errors.Is(err, fs.ErrNotExist):
 		return absentSocket(o, inside)
-	}
-	if err != nil {
+	case err != nil:
 		return bad("", "let the user of engine and Manager reach the path, or choose another", "cannot be looked at: %s", cause(err))
-	}
-	if info.Mode().Type() != fs.ModeSocket {
-		return bad("", "remove it or choose another path", "exists and is no socket (%s)", info.Mode())
+	case info.Mode().Type() != fs.ModeSocket:
+		return bad("", otherFix(info.Mode()), "exists and is no socket (%s)", info.Mode())
 	}
 	facts := "mode " + fmt.Sprintf("%04o", info.Mode().Perm())
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -72,7 +74,7 @@ func socketLine(o Options, s Socket) Line {
 		}
 	}
 	if err := o.Probe.Dial(s.Path); err != nil {
-		return deadSocket(err, facts)
+		return deadSocket(err, link, facts)
 	}
 	if info.Mode().Perm() != socketMode {
 		return bad("", fmt.Sprintf("chmod %04o: other users could connect", socketMode), "live, %s", facts)
@@ -89,9 +91,34 @@ func cause(err error) string {
 	return reason(err)
 }
 
-func deadSocket(err error, facts string) Line {
-	if errors.Is(err, syscall.ECONNREFUSED) {
+// linkFix is for links that no client can follow to a Manager: orbitkv serve neither follows nor replaces one.
+const linkFix = "remove the link, which orbitkv serve leaves alone, or choose another path"
+
+func isLink(fsys fs.FS, inside string) bool {
+	info, err := fs.Lstat(fsys, inside)
+	return err == nil && info.Mode().Type() == fs.ModeSymlink
+}
+
+// otherFix is what to do about something that is no socket. Only a file may be in the way by mistake; whatever else is there has its use.
+func otherFix(mode fs.FileMode) string {
+	switch {
+	case mode.IsDir():
+		return "name a path in this folder, such as orbitkv.sock, or choose another"
+	case mode.IsRegular():
+		return "move it if it is yours, or choose another path: orbitkv serve leaves it alone"
+	}
+	return "choose another path: something else uses this one"
+}
+
+func deadSocket(err error, link bool, facts string) Line {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED) && link:
+		return bad("", linkFix, "a symbolic link to a socket that nobody listens on, %s", facts)
+	case errors.Is(err, syscall.ECONNREFUSED):
 		return note("", "orbitkv serve replaces it", "nobody listens, %s", facts)
+	case errors.Is(err, syscall.EAGAIN):
+		return bad("", "find its process with `ss -xlp`; let it go on with `kill -CONT` if it is stopped, else end it and start it again",
+			"its queue of connections is full and nobody takes one: %s, %s", reason(err), facts)
 	}
 	return bad("", "see what listens there: a Manager that is stopped or not one at all", "%s, %s", reason(err), facts)
 }
