@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -28,6 +29,9 @@ type Config struct {
 	LogLevel            slog.Level
 }
 
+// errNoPath is for a flag of a path with nothing behind it, as an unset variable of a script leaves it.
+var errNoPath = errors.New("the path is empty: name one, or leave the flag out for the default")
+
 // Source gives what a user wrote for a flag or a variable; ok is false when nothing was written.
 type Source func(name string) (value string, ok bool)
 
@@ -50,7 +54,10 @@ type reader struct {
 // Read makes the configuration of orbitkv serve. defaultPoolBytes is used when no pool size is given.
 func Read(flags, environment Source, defaultPoolBytes uint64) (Config, error) {
 	r := &reader{flags: flags, environment: environment}
-	named, _ := flags(FlagSocket)
+	named, given := flags(FlagSocket)
+	if given && named == "" {
+		r.fail(FlagSocket, errNoPath)
+	}
 	var cfg Config
 	cfg.Socket = SocketPaths(named, environment)[0].Path
 	cfg.PoolBytes = r.size(FlagPoolSize, defaultPoolBytes, PoolBytesMin)
@@ -59,6 +66,9 @@ func Read(flags, environment Source, defaultPoolBytes uint64) (Config, error) {
 	cfg.HugePages = r.bool(FlagHugePages)
 	cfg.HTTPAddress = r.address(r.bool(FlagHTTPRemote))
 	cfg.AdminTokenFile, cfg.TokenFileNamed = r.text(FlagToken)
+	if cfg.TokenFileNamed && cfg.AdminTokenFile == "" {
+		r.fail(FlagToken, errNoPath)
+	}
 	if !cfg.TokenFileNamed {
 		cfg.AdminTokenFile = cfg.Socket + ".token"
 	}
@@ -104,6 +114,9 @@ func (r *reader) size(flag string, fallback, least uint64) uint64 {
 	bytes, err := ParseSize(text)
 	if err == nil && bytes < least {
 		err = fmt.Errorf("size %q is below the least of %d bytes", text, least)
+		if plain := strings.TrimSpace(text); bytes > 0 && strings.Trim(plain, "0123456789.") == "" {
+			err = fmt.Errorf("%w; a number without a unit counts bytes: write %sgib for GiB", err, plain)
+		}
 	}
 	if err != nil {
 		r.fail(flag, err)

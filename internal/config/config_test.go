@@ -24,7 +24,7 @@ func TestSizes(t *testing.T) {
 	}
 	for text, hint := range map[string]string{
 		"": "not a number", "gb": "not a number", "-1gb": "not a number", "12x": `unknown unit "x"`, "1e3mb": "not a number", "1_000": "not a number",
-		"nan": `unknown unit "nan"`, "99999999tb": "larger than any", "18446744073709551615": "larger than any", "1.5.2gb": "not a number", "99999.5tb": "too large to be exact", "12 gb 3": "not a number",
+		"nan": `unknown unit "nan"`, "99999999tb": "larger than any", "18446744073709551615": "larger than any", "18446744073709551616": "larger than any", "99999999999999999999gib": "larger than any", "1.5.2gb": "not a number", "99999.5tb": "too large to be exact", "12 gb 3": "not a number",
 	} {
 		if _, err := ParseSize(text); err == nil || !strings.Contains(err.Error(), hint) {
 			t.Errorf("%q: %v, want an error with %q", text, err, hint)
@@ -68,6 +68,10 @@ func TestWhatIsWrongIsNamedWithItsSource(t *testing.T) {
 		{map[string]string{"pool-size": "12x"}, nil, []string{"--pool-size", `"12x"`}},
 		{nil, map[string]string{"ORBITKV_POOL_SIZE": "12x"}, []string{"ORBITKV_POOL_SIZE", `"12x"`}},
 		{map[string]string{"pool-size": "1kb"}, nil, []string{"--pool-size", "4096"}},
+		{map[string]string{"pool-size": "32"}, nil, []string{"--pool-size", "4096", "write 32gib for GiB"}},
+		{map[string]string{"pool-size": ""}, nil, []string{"--pool-size", "not a number"}},
+		{map[string]string{"socket": ""}, map[string]string{"ORBITKV_SOCKET": "/env"}, []string{"--socket", "the path is empty"}},
+		{map[string]string{"admin-token-file": ""}, nil, []string{"--admin-token-file", "the path is empty"}},
 		{map[string]string{"pool-size": "1gb", "query-instance-budget": "1gb"}, nil, []string{"--query-instance-budget", "--query-budget"}},
 		{map[string]string{"pool-size": "1gb", "query-budget": "2gb"}, nil, []string{"--query-budget", "--pool-size"}},
 		{map[string]string{"use-hugepages": "maybe"}, nil, []string{"--use-hugepages", "maybe"}},

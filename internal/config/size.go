@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -42,10 +43,11 @@ func ParseSize(text string) (bytes uint64, err error) {
 }
 
 func scale(text, digits string, unit uint64) (uint64, error) {
-	if n, err := strconv.ParseUint(digits, 10, 64); err == nil {
-		if n > math.MaxInt64/unit {
-			return 0, fmt.Errorf("size %q is larger than any memory", text)
-		}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	switch {
+	case errors.Is(err, strconv.ErrRange), err == nil && n > math.MaxInt64/unit:
+		return 0, fmt.Errorf("size %q is larger than any memory", text)
+	case err == nil:
 		return n * unit, nil
 	}
 	f, err := strconv.ParseFloat(digits, 64)
