@@ -150,7 +150,7 @@ func (s *Server) handler() http.Handler {
 	}))
 	mux.HandleFunc("POST /cache/clear", s.verb("cache cleared", s.config.Clear))
 	mux.HandleFunc("POST /cache/memory/cleanup", s.verb("memory cleaned up", s.config.Cleanup))
-	return s.bounded(mux)
+	return s.bounded(s.local(mux))
 }
 
 // bounded refuses what would wait behind too many other requests. Health is answered always: whoever asks may end the Manager, and the
