@@ -5,12 +5,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -160,7 +162,11 @@ func names(t *testing.T, dir string) []string {
 }
 
 func TestSignalsEndItCleanly(t *testing.T) {
-	for _, signal := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} {
+	ends := []os.Signal{syscall.SIGTERM, syscall.SIGINT}
+	if !signal.Ignored(syscall.SIGHUP) { // a Manager inherits that
+		ends = append(ends, syscall.SIGHUP)
+	}
+	for _, signal := range ends {
 		dir := t.TempDir()
 		m := serve(t, filepath.Join(dir, "s"))
 		if got := names(t, dir); len(got) != 2 {
@@ -172,6 +178,28 @@ func TestSignalsEndItCleanly(t *testing.T) {
 		if got := names(t, dir); len(got) != 0 {
 			t.Errorf("%v left %v", signal, got)
 		}
+	}
+}
+
+func TestTheEndOfTheTerminalIsIgnoredWhenWhoeverStartedItSaidSo(t *testing.T) {
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Ignore(syscall.SIGHUP)
+		defer signal.Reset(syscall.SIGHUP)
+	}
+	m := serve(t, filepath.Join(t.TempDir(), "s"))
+	if err := m.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ignored := regexp.MustCompile(`SigIgn:\s*[0-9a-f]*[13579bdf]\n`) // the lowest bit is SIGHUP
+	if !ignored.Match(status) {
+		t.Errorf("the Manager does not ignore SIGHUP:\n%s", status)
+	}
+	if code := m.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
 	}
 }
 

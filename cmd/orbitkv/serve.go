@@ -25,7 +25,7 @@ func serveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+			ctx, stop := signal.NotifyContext(context.Background(), endSignals()...)
 			defer stop()
 			signal.Ignore(syscall.SIGPIPE) // the end of whoever reads the log is not the end of the cache
 			lines := newLogQueue(os.Stderr)
@@ -36,6 +36,15 @@ func serveCommand() *cobra.Command {
 	}
 	addFlags(cmd, allFlags...)
 	return cmd
+}
+
+// endSignals is what ends the Manager in order. SIGHUP, the end of the terminal, is among them unless whoever started it had it ignored (nohup).
+func endSignals() []os.Signal {
+	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
 }
 
 // allFlags is every flag of serve, in the order of the table.
