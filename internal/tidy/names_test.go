@@ -10,7 +10,8 @@ import (
 
 // Names of other programs, and of our own helpers, that pages for users may give.
 var foreignFlags = map[string]string{
-	"block-size": "vLLM", "kv-transfer-config": "vLLM", "model": "vLLM", "prefix-caching-hash-algo": "vLLM", "tensor-parallel-size": "vLLM",
+	"block-size": "vLLM", "kv-transfer-config": "vLLM", "max-model-len": "vLLM", "model": "vLLM", "num-gpu-blocks-override": "vLLM",
+	"prefix-caching-hash-algo": "vLLM", "tensor-parallel-size": "vLLM",
 	"ipc": "docker", "pid": "docker", "shm-size": "docker", "user": "docker", "volume": "docker",
 	"engine": "demo/run", "keep-logs": "demo/run", "plain": "demo/run", "no-deps": "pip",
 }
