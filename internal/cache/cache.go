@@ -21,12 +21,13 @@ const (
 	InstancesMax      = 1024 // instances, private ones included
 	NamespacesMax     = 4096 // namespaces that an instance uses or that have pages
 	SliceBytesMax     = 256 << 20
-	PrivatePagesMax   = 64    // pages of one private namespace
-	unnamedMax        = 1024  // reservations of an instance whose late reports are known as such
-	ReclaimBatchPages = 256   // pages that one hold of the mutex evicts
-	sweepRecords      = 8192  // records that one step of a sweep looks at
-	tickSweeps        = 16    // steps of a sweep that one tick takes
-	serveKeys         = 16384 // keys that one call looks up for waiting queries
+	PrivatePagesMax   = 64       // pages of one private namespace
+	unnamedMax        = 1024     // reservations of an instance whose late reports are known as such
+	ReclaimBatchPages = 256      // pages that one hold of the mutex evicts
+	sweepRecords      = 8192     // records that one step of a sweep looks at
+	tickSweeps        = 16       // steps of a sweep that one tick takes
+	serveKeys         = 16384    // keys that one call looks up for waiting queries
+	waitingBytesMax   = 64 << 20 // of the keys that all waiting queries keep; the next one is answered busy
 )
 
 // Defaults of Config.
@@ -112,6 +113,7 @@ type Cache struct {
 	budget           budget
 	waiting          []*operation // in order of arrival
 	operations       int          // outstanding queries
+	waitingBytes     int          // of the keys that waiting queries keep
 	openReservations int
 	bytesReturned    bool // budget bytes came back in this call
 

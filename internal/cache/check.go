@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"orbitkv/internal/index"
+	"orbitkv/internal/wire"
 )
 
 // Violation is one broken rule. Invariant is its number in the list of invariants, zero for a table that disagrees with itself.
@@ -251,6 +252,13 @@ func (k *checker) tables() {
 		if c.processes[s.process.id] != s.process {
 			k.add(0, "session %d belongs to process %d, which exited", s.id, s.process.facts.PID)
 		}
+	}
+	waiting := 0
+	for _, op := range c.waiting {
+		waiting += len(op.keys) * wire.KeyBytes
+	}
+	if waiting != c.waitingBytes {
+		k.add(0, "waiting queries keep %d bytes of keys, the counter says %d", waiting, c.waitingBytes)
 	}
 	if operations != c.operations {
 		k.add(0, "%d queries are outstanding, the counter says %d", operations, c.operations)

@@ -97,12 +97,34 @@ func (c *Cache) SubmitQuery(id SessionID, q Query) (Result, error) {
 	c.operations++
 	c.waiting = append(c.waiting, op)
 	c.serveWaiting()
-	if op.state == operationWaiting {
-		op.keys = slices.Clone(op.keys)
-		op.kept = true
-		c.counters.budgetWaits++
+	if op.state == operationWaiting && !c.keepWaiting(op) {
+		return Result{Operation: q.Operation, Revision: q.Revision, Outcome: wire.OutcomeBusy}, nil
 	}
 	return c.result(op), nil
+}
+
+// keepWaiting copies the keys of a query that waits. When those of all waiting queries leave it no room it ends at once, and says false.
+func (c *Cache) keepWaiting(op *operation) bool {
+	if bytes := len(op.keys) * wire.KeyBytes; c.waitingBytes+bytes > waitingBytesMax {
+		c.counters.busy++
+		retired := op.session.retired
+		c.retire(op)
+		op.session.retired = retired // as if it had never come
+		return false
+	}
+	op.keys = slices.Clone(op.keys)
+	op.kept = true
+	c.waitingBytes += len(op.keys) * wire.KeyBytes
+	c.counters.budgetWaits++
+	return true
+}
+
+// dropKeys forgets the keys of a query that waits no longer.
+func (c *Cache) dropKeys(op *operation) {
+	if op.kept {
+		c.waitingBytes -= len(op.keys) * wire.KeyBytes
+	}
+	op.keys = nil
 }
 
 // PollQuery reads a query. It never starts or restarts work. StatusUnknown: the operation was never submitted.
@@ -242,7 +264,7 @@ func (c *Cache) serve(op *operation, keys int) {
 	if !inst.private {
 		c.countQuery(op, leased)
 	}
-	op.keys = nil
+	c.dropKeys(op)
 	operationMachine.to(&op.state, operationReady)
 	if leased > 0 {
 		op.lease = c.newLease(op, slices.Clone(found[:leased]))
@@ -314,7 +336,7 @@ func (c *Cache) retire(op *operation) {
 	if op.lease != nil {
 		op.lease.op = nil
 	}
-	op.keys = nil
+	c.dropKeys(op)
 	s := op.session
 	delete(s.operations, op.id)
 	s.retired = max(s.retired, op.id)

@@ -372,3 +372,30 @@ func TestLargestOperation(t *testing.T) {
 	_, err := r.submit(e, 1<<40, 1, "x", append(keys, keyOf(-1)))
 	r.fails(err, wire.StatusTooLarge)
 }
+
+func TestTheKeysOfWaitingQueriesAreBounded(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 4 * page, QueryBudgetBytes: 2 * page})
+	e := r.engine("a", 100, one(page))
+	r.publish(e, keysOf(0, 2))
+	holds := r.query(e, keysOf(0, 2))
+	keys := keysOf(0, wire.OperationKeysMax)
+	for n := 1; n <= waitingBytesMax/(wire.OperationKeysMax*wire.KeyBytes); n++ {
+		if got := r.query(e, keys); got.Outcome != wire.OutcomeWaiting {
+			t.Fatalf("query %d: %v, want waiting", n, got.Outcome)
+		}
+	}
+	if got := r.query(e, keys[:1]); got.Outcome != wire.OutcomeBusy {
+		t.Fatalf("a query without room for its keys: %v, want busy", got.Outcome)
+	}
+	r.check()
+	e.operation-- // the same one again
+	r.must(r.Release(e.scheduler.id, holds.Lease, wire.AllRanks))
+	for operation := holds.Operation + 1; operation <= e.operation; operation++ {
+		r.must(r.CancelQuery(e.scheduler.id, operation, 1))
+	}
+	r.check()
+	if got := r.query(e, keys[:2]); got.Outcome != wire.OutcomeReady || got.Pages != 2 {
+		t.Fatalf("when the others have ended: %+v", got)
+	}
+	r.check()
+}
