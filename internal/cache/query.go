@@ -245,14 +245,7 @@ func (c *Cache) demand(op *operation) (keys int, bytes uint64) {
 // found.
 func (c *Cache) serve(op *operation, keys int) {
 	inst := op.instance
-	found := c.scratch.found[:0]
-	for i := range op.keys[:keys] {
-		h, state, ok := c.index.Find(op.namespace.handle, op.group, (*index.Key)(&op.keys[i]))
-		if !ok || state != index.Sealed {
-			break // I9
-		}
-		found = append(found, h)
-	}
+	found := index.FindRun(c.index, op.namespace.handle, op.group, op.keys[:keys], c.scratch.found[:0]) // I9
 	c.scratch.found = found[:0]
 	leased := 0
 	for leased < len(found) && c.usable(found[leased], &inst.usable) {

@@ -84,3 +84,8 @@ func (x *Index) to(number uint32, next State) {
 		x.unkey(e, number)
 	}
 }
+
+// is says whether the record is that of a key.
+func (e *entry) is(key *Key, namespace uint32, group uint16) bool {
+	return e.key == *key && e.namespace == namespace && e.group == group
+}

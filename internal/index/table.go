@@ -64,7 +64,7 @@ func (x *Index) lookup(namespace uint32, group uint16, key *Key) uint32 {
 			continue
 		}
 		e := x.at(uint32(slot))
-		if e.key == *key && e.namespace == namespace && e.group == group {
+		if e.is(key, namespace, group) {
 			return uint32(slot)
 		}
 	}
