@@ -13,8 +13,12 @@ func (c *Client) Call(ctx context.Context, m wire.Message) (wire.Message, error)
 }
 
 func answerTo[T wire.Message](ctx context.Context, c *Client, m wire.Message) (T, error) {
+	return as[T](c.call(ctx, m))
+}
+
+// as passes on an answer of the expected type; another one breaks the protocol.
+func as[T wire.Message](answer wire.Message, err error) (T, error) {
 	var none T
-	answer, err := c.call(ctx, m)
 	if err != nil {
 		return none, err
 	}
@@ -77,14 +81,7 @@ func (c *Client) Query(ctx context.Context, q wire.Query) (*wire.Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.wait(ctx, w)
-	if err != nil {
-		return nil, err
-	}
-	if result, ok := answer.(*wire.Result); ok {
-		return result, nil
-	}
-	return nil, unexpected(answer)
+	return as[*wire.Result](c.wait(ctx, w))
 }
 
 // Reserve asks for extents to publish the pages of r.Keys into; parts, Operation and Revision are as in Query.
@@ -97,14 +94,7 @@ func (c *Client) Reserve(ctx context.Context, r wire.Reserve) (*wire.Reserved, e
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.wait(ctx, w)
-	if err != nil {
-		return nil, err
-	}
-	if reserved, ok := answer.(*wire.Reserved); ok {
-		return reserved, nil
-	}
-	return nil, unexpected(answer)
+	return as[*wire.Reserved](c.wait(ctx, w))
 }
 
 // startParts sends an operation in whole-page parts: all but the last carry id zero. They stay together on the wire, so that one
