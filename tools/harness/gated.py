@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.gate import pass_gate
+from orbitkv.adapter import attachment
 from orbitkv.transfer import HostBackend, TransferBackend
-from orbitkv.vllm import attachment
 from orbitkv.vllm.connector import OrbitKVConnector
 
 __all__ = ["OrbitKVConnector"]

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
+from orbitkv.adapter.stats import COUNTERS, GAUGES, HISTOGRAMS
 from orbitkv.errors import ConfigurationError
 from orbitkv.vllm import OrbitKVConnector, connector, engine
 from orbitkv.vllm.metrics import OrbitKVPromMetrics, OrbitKVStats
-from orbitkv.vllm.stats import COUNTERS, GAUGES, HISTOGRAMS
 from orbitkv.vllm.tensors import engine_layers, forward_order
 
 BLOCKS, HEADS, TOKENS, HEAD_BYTES = 6, 2, 32, 128

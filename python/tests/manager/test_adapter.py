@@ -14,14 +14,14 @@ import pytest
 
 from harness.fakes import FakeTensors, Pool, keys_of
 from harness.manager import ManagerProcess, eventually
+from orbitkv.adapter.attachment import RankPlace
+from orbitkv.adapter.link import Link
+from orbitkv.adapter.session import Epoch, SchedulerSession
+from orbitkv.adapter.settings import read_settings
 from orbitkv.errors import ConfigurationError, Refused
 from orbitkv.timeline import Timeline
-from orbitkv.vllm.attachment import RankPlace
-from orbitkv.vllm.link import Link
 from orbitkv.vllm.plans import Progress, StepPlan, StepReport
 from orbitkv.vllm.scheduler import Geometry, SchedulerSide
-from orbitkv.vllm.session import Epoch, SchedulerSession
-from orbitkv.vllm.settings import read_settings
 from orbitkv.vllm.worker import EngineLayers, WorkerSide
 
 PAGE, LAYERS, BLOCKS, BLOCK_BYTES = 16, 4, 64, 4096 + 512

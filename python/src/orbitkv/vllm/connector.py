@@ -19,20 +19,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from orbitkv.adapter.link import Link
+from orbitkv.adapter.logs import LOGGER, show_below
+from orbitkv.adapter.session import Epoch, SchedulerSession
+from orbitkv.adapter.settings import read_settings
+from orbitkv.adapter.stats import Stats
 from orbitkv.timeline import Timeline
 from orbitkv.vllm import engine
-from orbitkv.vllm.link import Link
-from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.metrics import OrbitKVPromMetrics, OrbitKVStats
 from orbitkv.vllm.plans import Progress, StepPlan, StepReport, WorkerHello
 from orbitkv.vllm.scheduler import SchedulerSide
-from orbitkv.vllm.session import Epoch, SchedulerSession
-from orbitkv.vllm.settings import read_settings
-from orbitkv.vllm.stats import Stats
 from orbitkv.vllm.tensors import engine_layers
 from orbitkv.vllm.worker import WorkerSide
 
 log = logging.getLogger(LOGGER)
+show_below("vllm")
 
 
 class OrbitKVMetadata(KVConnectorMetadata):

@@ -20,10 +20,10 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
 from orbitkv._numa import NO_NODE, node_of_process
+from orbitkv.adapter.attachment import RankPlace
+from orbitkv.adapter.logs import LOGGER
 from orbitkv.errors import ConfigurationError
 from orbitkv.identity import FINGERPRINT, ModelDigest, cache_scope, digest_text, model_digest
-from orbitkv.vllm.attachment import RankPlace
-from orbitkv.vllm.logs import LOGGER
 from orbitkv.vllm.scheduler import Geometry
 from orbitkv.vllm.worker import EngineLayers
 

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from orbitkv.vllm.stats import COUNTERS, GAUGES, HISTOGRAMS, merge
+from orbitkv.adapter.stats import COUNTERS, GAUGES, HISTOGRAMS, merge
 
 PREFIX = "vllm:orbitkv_"
 SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -1,7 +1,6 @@
 """What the engine says of a request, what the scheduler side tells the workers in a step, and what they report back.
 
-The last two travel inside vLLM's own step metadata. Everything is plain data: ids, block numbers and locations as
-numpy arrays.
+The last two travel inside vLLM's own step metadata. Everything is plain data.
 A plan names the incarnation of the Cache Manager whose arenas its locations are in, and a worker that is not attached
 to that incarnation refuses it.
 """
@@ -10,16 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-Blocks = npt.NDArray[np.int64]
-Locations = npt.NDArray[np.uint64]
-Ordinals = npt.NDArray[np.uint32]
-Counts = npt.NDArray[np.uint16]
+from orbitkv.adapter.golden import GoldenResult
+from orbitkv.adapter.plans import PublishPlan, RestorePlan, SlicePlace
 
 
 class Progress(NamedTuple):
@@ -36,51 +29,12 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SlicePlace:
-    """Where the slice of one storage rank lies: in which part of a page, at which byte offset of it."""
-
-    rank: int
-    part: int
-    offset: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class RestorePlan:
-    """Pages of a begun lease and the blocks they go to. `locations[p]` are those of part p, page by page."""
-
-    request: str
-    lease: int
-    blocks: Blocks
-    locations: tuple[Locations, ...]
-
-
-@dataclass(frozen=True)
-class PublishPlan:
-    """Granted pages and the blocks they come from. `ticket` is the scheduler side's name of the batch."""
-
-    ticket: int
-    reservation: int
-    ordinals: Ordinals
-    blocks: Blocks
-    locations: tuple[Locations, ...]
-
-
-@dataclass(frozen=True)
 class GoldenLoan:
     """Two free blocks lent to every worker for a golden round trip after a reconnection."""
 
     loan: int
     source: int
     target: int
-
-
-class GoldenResult(IntEnum):
-    """Outcome of a golden round trip; the worst of all ranks counts."""
-
-    PASSED = 0
-    NOT_RUN = 1  # no channel or no arena yet: it may be tried again
-    MISMATCH = 2  # a byte differed: the connector stays inert
 
 
 @dataclass

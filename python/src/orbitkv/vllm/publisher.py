@@ -24,12 +24,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from orbitkv.adapter.plans import PublishPlan
+from orbitkv.adapter.session import SchedulerSession
+from orbitkv.adapter.stats import Stats
 from orbitkv.client import Grant, Reserve
 from orbitkv.errors import OrbitKVError
-from orbitkv.vllm.plans import Progress, PublishPlan
+from orbitkv.vllm.plans import Progress
 from orbitkv.vllm.pool import BlockPool
-from orbitkv.vllm.session import SchedulerSession
-from orbitkv.vllm.stats import Stats
 
 RESERVE_PAGES_MAX = 1024  # pages of one reserve, which the Manager places under one hold; the rest waits a step
 RESERVES_MAX = 16  # unanswered reserves; at the bound nothing is collected

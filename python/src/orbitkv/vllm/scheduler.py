@@ -19,19 +19,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from orbitkv.adapter.breaker import Breaker
+from orbitkv.adapter.link import Link
+from orbitkv.adapter.logs import LOGGER
+from orbitkv.adapter.lookup import Ask, Lookup, Lookups
+from orbitkv.adapter.plans import RestorePlan
+from orbitkv.adapter.session import Epoch, SchedulerSession
+from orbitkv.adapter.settings import Settings
+from orbitkv.adapter.stats import Stats
 from orbitkv.errors import OrbitKVError
 from orbitkv.timeline import Stage, Timeline
-from orbitkv.vllm.breaker import Breaker
 from orbitkv.vllm.golden import GoldenDesk
-from orbitkv.vllm.link import Link
-from orbitkv.vllm.logs import LOGGER
-from orbitkv.vllm.lookup import Ask, Lookup, Lookups
-from orbitkv.vllm.plans import Progress, RestorePlan, StepPlan, StepReport
+from orbitkv.vllm.plans import Progress, StepPlan, StepReport
 from orbitkv.vllm.pool import BlockPool
 from orbitkv.vllm.publisher import Publisher
-from orbitkv.vllm.session import Epoch, SchedulerSession
-from orbitkv.vllm.settings import Settings
-from orbitkv.vllm.stats import Stats
 
 log = logging.getLogger(LOGGER)
 

@@ -20,20 +20,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from orbitkv.errors import ConfigurationError, OrbitKVError
+from orbitkv.adapter.attachment import Attachment, RankPlace
+from orbitkv.adapter.copies import Copies, refuse_mismatch
+from orbitkv.adapter.golden import GoldenResult, PageAccess
+from orbitkv.adapter.link import Link
+from orbitkv.adapter.logs import LOGGER
+from orbitkv.adapter.plans import PublishPlan, RestorePlan
+from orbitkv.adapter.settings import Settings
+from orbitkv.adapter.stats import Stats
+from orbitkv.errors import OrbitKVError
 from orbitkv.timeline import Stage, Timeline
-from orbitkv.transfer import CopyPlan, KVLayout, Restore, Transfer
-from orbitkv.vllm.attachment import Attachment, RankPlace
-from orbitkv.vllm.golden import GoldenCheck, PageAccess
-from orbitkv.vllm.link import Link
-from orbitkv.vllm.logs import LOGGER
-from orbitkv.vllm.plans import GoldenLoan, GoldenResult, PublishPlan, RestorePlan, SlicePlace, StepPlan, StepReport
-from orbitkv.vllm.settings import Settings
-from orbitkv.vllm.stats import Stats
-
-POISON = 0x5A
+from orbitkv.transfer import KVLayout, Restore
+from orbitkv.vllm.plans import GoldenLoan, StepPlan, StepReport
 
 log = logging.getLogger(LOGGER)
 
@@ -53,7 +51,6 @@ class Running:
 
     plan: RestorePlan
     restore: Restore
-    begun: float
     usable: bool = True
 
 
@@ -84,8 +81,7 @@ class WorkerSide:
         self._proven = b""
         self._epoch = 0
         self._link: Link[Attachment] = Link(f"worker {place.rank}", connect or self._connect)
-        if settings.fault.on:
-            log.warning("FAULT INJECTION is on (%s): this worker computes wrong output on purpose", settings.fault)
+        self._copies = Copies(settings, place, layers.layout, layers.pages, timeline, self.stats, clock)
 
     @property
     def proven(self) -> bytes:
@@ -99,13 +95,10 @@ class WorkerSide:
         if attachment is None or not attachment.attached or self._layers.layout.blocks < 3:
             return
         # Block 0 is the engine's null block.
-        result = self._golden(attachment, 1, 2)
+        result = self._copies.prove(attachment, 1, 2)
         if result is GoldenResult.MISMATCH:
             self._link.stop()
-            raise ConfigurationError(
-                "the golden round trip brought back other bytes than it stored, so restored KV would be wrong. "
-                "Start the engine without OrbitKV, and report its release, attention backend and KV layout."
-            )
+        refuse_mismatch(result)
         if result is GoldenResult.PASSED:
             self._proven = attachment.incarnation
 
@@ -129,8 +122,7 @@ class WorkerSide:
             # TransferStalled is not caught: the destination is unknown then, and only the engine's end is safe.
             running.usable = running.restore.wait_layer(layer) and running.usable
             self._timeline.record(Stage.LAYER_USED, running.plan.request, layer=layer)
-            if self._settings.fault.corrupt_restore:
-                self._overwrite(layer, running.plan, lambda content: ~content)
+            self._copies.corrupt(layer, running.plan)
         self.stats.observe("layer_wait_seconds", self._clock() - begin)
 
     def end_step(self, plan: StepPlan) -> None:
@@ -176,77 +168,28 @@ class WorkerSide:
         )
 
     def _restore(self, attachment: Attachment | None, plan: StepPlan, restore: RestorePlan) -> None:
-        begin = self._clock()
-        pages = len(restore.blocks)
         if attachment is None:
+            self.stats.count("load_failure")
             self._refuse_restore(restore, "its Cache Manager is gone")
             return
-        if self._settings.fault.poison_destination:
-            for layer in range(len(self._layers.layout.layers)):
-                self._overwrite(layer, restore, lambda content: np.full_like(content, POISON))
-
-        def done(transfer: Transfer) -> None:
-            attachment.restored(restore.lease, transfer.ok, pages)
-            self.stats.count("load_success" if transfer.ok else "load_failure")
-            if transfer.ok:
-                self.stats.count("load_bytes", transfer.bytes)
-                self.stats.observe("load_duration_seconds", self._clock() - begin)
-                self.stats.observe("load_blocks", pages)
-
         try:
-            place = slice_of(plan.slices, self._place.slice_rank)
-            copies = CopyPlan(
-                self._layers.layout, restore.blocks, restore.locations[place.part], place.offset, restore.request
-            )
-            submitted = attachment.backend.restore(copies, on_done=done)
+            submitted = self._copies.restore(attachment, plan.slices, restore)
         except OrbitKVError as fault:
-            attachment.restored(restore.lease, False, pages)
             self._refuse_restore(restore, str(fault))
             return
-        self._timeline.record(Stage.RESTORE_SUBMIT, restore.request, pages=pages, bytes=copies.bytes)
-        self._running.append(Running(restore, submitted, begin))
+        self._running.append(Running(restore, submitted))
 
     def _refuse_restore(self, restore: RestorePlan, reason: str) -> None:
         log.warning(
             "restore of %d pages of request %s: %s; they are recomputed", len(restore.blocks), restore.request, reason
         )
-        self.stats.count("load_failure")
         self._errors.update(restore.blocks.tolist())
 
     def _publish(self, attachment: Attachment | None, plan: StepPlan, publish: PublishPlan) -> None:
-        begin = self._clock()
-        ranges = [(int(publish.ordinals[0]), len(publish.ordinals))]
         if attachment is None or not self._place.storage:
             self._let_go(publish.ticket)
             return
-
-        def tell(transfer: Transfer) -> None:
-            if transfer.ok:
-                attachment.committed(publish.reservation, ranges)
-                self.stats.count("save_success", transfer.plan.pages)
-                self.stats.count("save_bytes", transfer.bytes)
-                self.stats.observe("save_duration_seconds", self._clock() - begin)
-                self.stats.observe("save_blocks", transfer.plan.pages)
-            else:
-                attachment.abandoned(publish.reservation, ranges)
-                self.stats.count("save_failure", transfer.plan.pages)
-
-        def done(transfer: Transfer) -> None:
-            # The report goes first: once the scheduler side counts the copy it no longer claims the reservation.
-            try:
-                tell(transfer)
-            finally:
-                self._let_go(publish.ticket)
-
-        try:
-            place = slice_of(plan.slices, self._place.rank)
-            copies = CopyPlan(self._layers.layout, publish.blocks, publish.locations[place.part], place.offset)
-            attachment.backend.publish(copies, after=None, on_done=done)
-        except OrbitKVError as fault:
-            log.warning("publish of %d pages: %s; they stay unpublished", len(publish.blocks), fault)
-            attachment.abandoned(publish.reservation, ranges)
-            self.stats.count("save_failure", len(publish.blocks))
-            self._let_go(publish.ticket)
+        self._copies.publish(attachment, plan.slices, publish, lambda _: self._let_go(publish.ticket))
 
     def _let_go(self, ticket: int) -> None:
         with self._lock:
@@ -261,30 +204,12 @@ class WorkerSide:
         def check() -> None:
             result = GoldenResult.NOT_RUN  # Also when the engine's own tensors raise: the loan must end.
             try:
-                result = self._golden(attachment, loan.source, loan.target)
+                result = self._copies.prove(attachment, loan.source, loan.target)
             finally:
                 self._golden_done(loan.loan, result)
 
         threading.Thread(target=check, name="orbitkv-golden", daemon=True).start()
 
-    def _golden(self, attachment: Attachment, source: int, target: int) -> GoldenResult:
-        check = GoldenCheck(
-            attachment.client, attachment.backend, self._layers.layout, self._layers.pages, self._settings.call_seconds
-        )
-        return check.run(source, target)
-
     def _golden_done(self, loan: int, result: GoldenResult) -> None:
         with self._lock:
             self._report.golden[loan] = (1, result)
-
-    def _overwrite(self, layer: int, restore: RestorePlan, change: Callable[[np.ndarray], np.ndarray]) -> None:
-        for block in restore.blocks.tolist():
-            self._layers.pages.write(layer, block, change(self._layers.pages.read(layer, block)))
-
-
-def slice_of(slices: tuple[SlicePlace, ...], rank: int) -> SlicePlace:
-    """Return where a rank's slice lies. ConfigurationError when the namespace has none."""
-    for place in slices:
-        if place.rank == rank:
-            return place
-    raise ConfigurationError(f"the namespace holds no slice of rank {rank}")

@@ -9,13 +9,13 @@ from typing import cast
 import pytest
 
 from harness.fakes import Clock, FakeClient, Pool, keys_of
+from orbitkv.adapter.link import Link
+from orbitkv.adapter.session import Epoch, SchedulerSession
+from orbitkv.adapter.settings import read_settings
 from orbitkv.client import CacheManagerClient
 from orbitkv.timeline import Timeline
-from orbitkv.vllm.link import Link
 from orbitkv.vllm.plans import Progress, StepPlan
 from orbitkv.vllm.scheduler import Geometry, SchedulerSide
-from orbitkv.vllm.session import Epoch, SchedulerSession
-from orbitkv.vllm.settings import read_settings
 
 PAGE = 128
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from python.tests.unit.vllm.conftest import PAGE, Rig, make_rig
 
 from harness.fakes import FakeClient
+from orbitkv.adapter.golden import GoldenResult
 from orbitkv.client import State
-from orbitkv.vllm.plans import GoldenResult, StepReport
+from orbitkv.vllm.plans import StepReport
 
 
 def test_golden_blocks_are_lent_after_a_reconnection_and_given_back(rig: Rig) -> None:

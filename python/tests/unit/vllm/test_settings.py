@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from orbitkv import _config
+from orbitkv.adapter.faults import Fault, parse_fault
+from orbitkv.adapter.golden import GoldenResult
+from orbitkv.adapter.settings import read_settings
+from orbitkv.adapter.stats import OBSERVATIONS_MAX, Stats, merge
 from orbitkv.errors import ConfigurationError
-from orbitkv.vllm.faults import Fault, parse_fault
-from orbitkv.vllm.plans import GoldenResult, StepReport
-from orbitkv.vllm.settings import read_settings
-from orbitkv.vllm.stats import OBSERVATIONS_MAX, Stats, merge
+from orbitkv.vllm.plans import StepReport
 
 
 def test_defaults_are_those_of_the_table() -> None:

@@ -11,12 +11,14 @@ import numpy.typing as npt
 import pytest
 
 from harness.fakes import FakeManager, FakeTensors
+from orbitkv.adapter.attachment import Attachment, RankPlace
+from orbitkv.adapter.golden import GoldenResult
+from orbitkv.adapter.plans import PublishPlan, RestorePlan, SlicePlace
+from orbitkv.adapter.settings import read_settings
 from orbitkv.errors import ChannelClosed, ConfigurationError
 from orbitkv.timeline import Timeline
 from orbitkv.transfer import HostBackend, Publish, Restore, Transfer
-from orbitkv.vllm.attachment import Attachment, RankPlace
-from orbitkv.vllm.plans import GoldenLoan, GoldenResult, PublishPlan, RestorePlan, SlicePlace, StepPlan, StepReport
-from orbitkv.vllm.settings import read_settings
+from orbitkv.vllm.plans import GoldenLoan, StepPlan, StepReport
 from orbitkv.vllm.worker import EngineLayers, WorkerSide
 
 LAYERS, BLOCKS, BLOCK_BYTES = 3, 8, 4096

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orbitkv import _config
+from orbitkv.adapter.faults import Fault, parse_fault
 from orbitkv.errors import ConfigurationError
-from orbitkv.vllm.faults import Fault, parse_fault
 
 PREFIX = "orbitkv."
 TABLE = {key.connector: key for key in _config.KEYS if key.connector}

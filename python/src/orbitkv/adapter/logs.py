@@ -1,13 +1,10 @@
-"""The name under which the adapter logs: vLLM's own handlers show what is below its name, and nothing else.
-
-They show a line's file and not its logger, so that each line of the adapter says itself whose it is.
-"""
+"""The name under which the adapters log. Each line says itself whose it is: engines show a line's file at most."""
 
 from __future__ import annotations
 
 import logging
 
-LOGGER = "vllm.orbitkv"
+LOGGER = "orbitkv.adapter"
 OWNER = "OrbitKV"
 
 
@@ -16,6 +13,11 @@ def name_owner(record: logging.LogRecord) -> bool:
     if not str(record.msg).startswith(OWNER):
         record.msg = f"{OWNER}: {record.msg}"
     return True
+
+
+def show_below(engine_logger: str) -> None:
+    """Show the adapter's lines where an engine shows its own, for an engine whose handlers know its own names alone."""
+    logging.getLogger(LOGGER).parent = logging.getLogger(engine_logger)
 
 
 logging.getLogger(LOGGER).addFilter(name_owner)

@@ -8,17 +8,17 @@ from typing import Any, cast
 import pytest
 
 from harness.fakes import FakeClient, FakeTensors
+from orbitkv.adapter import attachment as attachment_module
+from orbitkv.adapter import reports as reports_module
+from orbitkv.adapter import session as session_module
+from orbitkv.adapter.attachment import Attachment, RankPlace
+from orbitkv.adapter.reports import Report, Reports
+from orbitkv.adapter.session import Epoch, SchedulerSession
+from orbitkv.adapter.settings import read_settings
+from orbitkv.adapter.stats import Stats
 from orbitkv.client import CacheManagerClient, Status
 from orbitkv.errors import CallTimeout, ChannelClosed, OrbitKVError, Refused
 from orbitkv.timeline import Timeline
-from orbitkv.vllm import attachment as attachment_module
-from orbitkv.vllm import reports as reports_module
-from orbitkv.vllm import session as session_module
-from orbitkv.vllm.attachment import Attachment, RankPlace
-from orbitkv.vllm.reports import Report, Reports
-from orbitkv.vllm.session import Epoch, SchedulerSession
-from orbitkv.vllm.settings import read_settings
-from orbitkv.vllm.stats import Stats
 from orbitkv.vllm.worker import EngineLayers, WorkerSide
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orbitkv._numa import NO_NODE
+from orbitkv.adapter.logs import LOGGER
+from orbitkv.adapter.reports import Report, Reports
+from orbitkv.adapter.settings import Settings
 from orbitkv.client import Arena, CacheManagerClient, Role, Status
 from orbitkv.errors import ChannelError, OrbitKVError, Refused
 from orbitkv.timeline import Stage, Timeline
 from orbitkv.transfer import KVLayout, Transfer, TransferBackend, make_backend
-from orbitkv.vllm.logs import LOGGER
-from orbitkv.vllm.reports import Report, Reports
-from orbitkv.vllm.settings import Settings
 
 log = logging.getLogger(LOGGER)
 

@@ -6,11 +6,11 @@ import logging
 import threading
 from collections.abc import Callable
 
+from orbitkv.adapter.logs import LOGGER
+from orbitkv.adapter.plans import SlicePlace
+from orbitkv.adapter.settings import Settings
 from orbitkv.client import CacheManagerClient, Namespace, Role, Status
 from orbitkv.errors import CallTimeout, ChannelFull, LeaseLost, OrbitKVError, Refused
-from orbitkv.vllm.logs import LOGGER
-from orbitkv.vllm.plans import SlicePlace
-from orbitkv.vllm.settings import Settings
 
 # Faults and refusals of one call that say nothing about the session.
 LOCAL_FAULTS = (LeaseLost, ChannelFull, CallTimeout)

@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from orbitkv.adapter.breaker import Breaker
+from orbitkv.adapter.session import SchedulerSession
+from orbitkv.adapter.settings import Settings
+from orbitkv.adapter.stats import Stats
 from orbitkv.client import Lease, Query, State
 from orbitkv.errors import OrbitKVError
-from orbitkv.vllm.breaker import Breaker
-from orbitkv.vllm.session import SchedulerSession
-from orbitkv.vllm.settings import Settings
-from orbitkv.vllm.stats import Stats
 
 LEASE_SECONDS = 1.0  # an answer is kept this long after the first pass that saw it; asking again costs 100 us
 

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from orbitkv.adapter import link as link_module
+from orbitkv.adapter.link import Link
 from orbitkv.client import Status
 from orbitkv.errors import ManagerUnavailable, Refused
-from orbitkv.vllm import link as link_module
-from orbitkv.vllm.link import Link
 
 WAIT_SECONDS = 30.0
 

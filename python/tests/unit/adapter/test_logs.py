@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from orbitkv.vllm.logs import LOGGER
+from orbitkv.adapter.logs import LOGGER
 
 
 def test_each_line_of_the_adapter_names_its_owner_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from orbitkv.adapter.logs import LOGGER
 from orbitkv.client import Status
 from orbitkv.errors import ConfigurationError, ManagerUnavailable, OrbitKVError, Refused
-from orbitkv.vllm.logs import LOGGER
 
 RETRY_SECONDS = 1.0  # between two attempts to connect
 TICK_SECONDS = 0.1  # between two looks at a session that is not complete yet

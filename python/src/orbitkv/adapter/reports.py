@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orbitkv._wire import FRAME_IDS_MAX
+from orbitkv.adapter.logs import LOGGER
 from orbitkv.client import CacheManagerClient
 from orbitkv.errors import ChannelClosed
-from orbitkv.vllm.logs import LOGGER
 
 OPEN_MAX = 65536  # reports that are kept; past it the oldest is forgotten, since the Manager has likely read it
 

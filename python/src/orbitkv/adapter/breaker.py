@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from orbitkv.vllm.logs import LOGGER
+from orbitkv.adapter.logs import LOGGER
 
 UNANSWERED_MAX = 3
 OPEN_SECONDS = 1.0

@@ -1,0 +1,149 @@
+"""Restores and publishes of one rank: submitted to the backend, counted, and reported by the thread that copied.
+
+A terminal result goes to the Cache Manager at once, never through the engine, which may be idle or gone. Whoever
+submits says what to do when a copy ended; a copy that was not submitted has been reported when the call returns.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from orbitkv.adapter.attachment import Attachment, RankPlace
+from orbitkv.adapter.golden import GoldenCheck, GoldenResult, PageAccess
+from orbitkv.adapter.logs import LOGGER
+from orbitkv.adapter.plans import PublishPlan, RestorePlan, SlicePlace, slice_of
+from orbitkv.adapter.settings import Settings
+from orbitkv.adapter.stats import Stats
+from orbitkv.errors import ConfigurationError, OrbitKVError
+from orbitkv.timeline import Stage, Timeline
+from orbitkv.transfer import CopyPlan, Gate, KVLayout, Restore, Transfer
+
+POISON = 0x5A
+
+log = logging.getLogger(LOGGER)
+
+
+@dataclass
+class Copies:
+    """See the module's text. Thread-safe: it has no state of its own beside the statistics."""
+
+    settings: Settings
+    place: RankPlace
+    layout: KVLayout
+    pages: PageAccess
+    timeline: Timeline
+    stats: Stats
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if self.settings.fault.on:
+            log.warning("FAULT INJECTION is on (%s): this rank computes wrong output on purpose", self.settings.fault)
+
+    def restore(
+        self,
+        attachment: Attachment,
+        slices: tuple[SlicePlace, ...],
+        plan: RestorePlan,
+        ended: Callable[[Transfer], None] = lambda _: None,
+    ) -> Restore:
+        """Submit a restore of a begun lease. OrbitKVError when nothing was submitted, which has been reported."""
+        begin = self.clock()
+        if self.settings.fault.poison_destination:
+            for layer in range(len(self.layout.layers)):
+                self.overwrite(layer, plan, lambda content: np.full_like(content, POISON))
+
+        def done(transfer: Transfer) -> None:
+            try:
+                attachment.restored(plan.lease, transfer.ok, len(plan.blocks))
+                self._count_restore(transfer, begin)
+            finally:
+                ended(transfer)
+
+        try:
+            place = slice_of(slices, self.place.slice_rank)
+            copies = CopyPlan(self.layout, plan.blocks, plan.locations[place.part], place.offset, plan.request)
+            restore = attachment.backend.restore(copies, on_done=done)
+        except OrbitKVError:
+            attachment.restored(plan.lease, False, len(plan.blocks))
+            self.stats.count("load_failure")
+            raise
+        self.timeline.record(Stage.RESTORE_SUBMIT, plan.request, pages=len(plan.blocks), bytes=copies.bytes)
+        return restore
+
+    def publish(
+        self,
+        attachment: Attachment,
+        slices: tuple[SlicePlace, ...],
+        plan: PublishPlan,
+        ended: Callable[[bool], None],
+        after: Gate | None = None,
+    ) -> None:
+        """Submit a publish. `ended(ok)` is called once: nobody reads the plan's blocks any more."""
+        begin = self.clock()
+        ranges = [(int(plan.ordinals[0]), len(plan.ordinals))]
+
+        def done(transfer: Transfer) -> None:
+            # The report goes first: whoever learns of the end no longer claims the reservation.
+            try:
+                if transfer.ok:
+                    attachment.committed(plan.reservation, ranges)
+                else:
+                    attachment.abandoned(plan.reservation, ranges)
+                self._count_publish(transfer, begin)
+            finally:
+                ended(transfer.ok)
+
+        try:
+            place = slice_of(slices, self.place.rank)
+            copies = CopyPlan(self.layout, plan.blocks, plan.locations[place.part], place.offset)
+            attachment.backend.publish(copies, after=after, on_done=done)
+        except OrbitKVError as fault:
+            log.warning("publish of %d pages: %s; they stay unpublished", len(plan.blocks), fault)
+            attachment.abandoned(plan.reservation, ranges)
+            self.stats.count("save_failure", len(plan.blocks))
+            ended(False)
+
+    def prove(self, attachment: Attachment, source: int, target: int) -> GoldenResult:
+        """Run the golden round trip between two blocks that nobody else uses."""
+        check = GoldenCheck(attachment.client, attachment.backend, self.layout, self.pages, self.settings.call_seconds)
+        return check.run(source, target)
+
+    def corrupt(self, layer: int, plan: RestorePlan) -> None:
+        """Invert one restored layer when that fault is injected."""
+        if self.settings.fault.corrupt_restore:
+            self.overwrite(layer, plan, lambda content: ~content)
+
+    def overwrite(self, layer: int, plan: RestorePlan, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Change the bytes of a restore's blocks in one layer, for an injected fault."""
+        for block in plan.blocks.tolist():
+            self.pages.write(layer, block, change(self.pages.read(layer, block)))
+
+    def _count_restore(self, transfer: Transfer, begin: float) -> None:
+        self.stats.count("load_success" if transfer.ok else "load_failure")
+        if transfer.ok:
+            self.stats.count("load_bytes", transfer.bytes)
+            self.stats.observe("load_duration_seconds", self.clock() - begin)
+            self.stats.observe("load_blocks", transfer.plan.pages)
+
+    def _count_publish(self, transfer: Transfer, begin: float) -> None:
+        if transfer.ok:
+            self.stats.count("save_success", transfer.plan.pages)
+            self.stats.count("save_bytes", transfer.bytes)
+            self.stats.observe("save_duration_seconds", self.clock() - begin)
+            self.stats.observe("save_blocks", transfer.plan.pages)
+        else:
+            self.stats.count("save_failure", transfer.plan.pages)
+
+
+def refuse_mismatch(result: GoldenResult) -> None:
+    """Stop an engine's start after a golden round trip that brought back other bytes. ConfigurationError."""
+    if result is GoldenResult.MISMATCH:
+        raise ConfigurationError(
+            "the golden round trip brought back other bytes than it stored, so restored KV would be wrong. "
+            "Start the engine without OrbitKV, and report its release, attention backend and KV layout."
+        )

@@ -1,0 +1,145 @@
+"""The golden round trip: proof that bytes come back as they went, on the engine's own tensors.
+
+A worker fills one spare block of every layer with a pattern, publishes it, restores it into another block and compares
+every byte. It goes through the engine's view of its tensors, not through the addresses that the copies use, so that a
+layout that was read wrongly shows. The page lives in a private namespace that is dropped at the end.
+
+At start every block is spare; later an adapter lends two free ones. An instance gives no hits before every rank passed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from orbitkv.adapter.logs import LOGGER
+from orbitkv.client import CacheManagerClient, Grant, State
+from orbitkv.errors import OrbitKVError, TransferError
+from orbitkv.transfer import CopyPlan, KVLayout, Transfer, TransferBackend
+
+log = logging.getLogger(LOGGER)
+
+
+class GoldenResult(IntEnum):
+    """Outcome of a golden round trip; the worst of all ranks counts."""
+
+    PASSED = 0
+    NOT_RUN = 1  # no channel or no arena yet: it may be tried again
+    MISMATCH = 2  # a byte differed: the connector stays inert
+
+
+class PageAccess(Protocol):
+    """Reads and writes one block of one layer through the engine's own view of its tensors."""
+
+    def write(self, layer: int, block: int, content: npt.NDArray[np.uint8]) -> None:
+        """Put `content` into the block."""
+        ...
+
+    def read(self, layer: int, block: int) -> npt.NDArray[np.uint8]:
+        """Return the block's bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class GoldenCheck:
+    """One rank's round trip. `seconds` bounds every wait for the Cache Manager; a copy is waited for until it ends."""
+
+    client: CacheManagerClient
+    backend: TransferBackend
+    layout: KVLayout
+    pages: PageAccess
+    seconds: float
+
+    def run(self, source: int, target: int) -> GoldenResult:
+        """Run it between two blocks that nobody else uses. Faults of the channel mean "not run"."""
+        seed = secrets.token_bytes(16)
+        try:
+            if self.client.wait_arenas(1, self.seconds) < 1:
+                return GoldenResult.NOT_RUN
+            self._fill(seed, source, target)
+            try:
+                return self._round_trip(seed, source, target)
+            finally:
+                self._blank(source, target)
+        except OrbitKVError as fault:
+            log.warning("the golden round trip could not run: %s", fault)
+            return GoldenResult.NOT_RUN
+
+    def _fill(self, seed: bytes, source: int, target: int) -> None:
+        for index, layer in enumerate(self.layout.layers):
+            content = pattern(seed, index, layer.block_bytes)
+            self.pages.write(index, source, content)
+            self.pages.write(index, target, ~content)
+
+    def _blank(self, source: int, target: int) -> None:
+        for index, layer in enumerate(self.layout.layers):
+            for block in (source, target):
+                self.pages.write(index, block, np.zeros(layer.block_bytes, np.uint8))
+
+    def _round_trip(self, seed: bytes, source: int, target: int) -> GoldenResult:
+        namespace = self.client.open_private(self.layout.slice_bytes)
+        try:
+            key = hashlib.sha256(seed).digest()
+            rank, offset = namespace.slices[0].rank, namespace.slices[0].offset
+            reserve = self.client.reserve(namespace, key, instance="", wait_us=int(self.seconds * 1e6))
+            if not reserve.answered or list(reserve.grants) != [Grant.GRANTED]:
+                reserve.drop()
+                return GoldenResult.NOT_RUN
+            if not self._copy(self.backend.publish, source, reserve.locations(0), offset):
+                self.client.abandoned(reserve.reservation, rank, [(0, 1)])
+                return GoldenResult.NOT_RUN
+            self.client.committed(reserve.reservation, rank, [(0, 1)])
+            query = self.client.query(namespace, key, instance="", wait_us=int(self.seconds * 1e6))
+            if query.state is not State.READY or query.lease is None:
+                query.cancel()
+                return GoldenResult.NOT_RUN
+            query.lease.begin(1)
+            arrived = self._copy(self.backend.restore, target, query.lease.locations(0), offset)
+            self.client.restored(query.lease.id, rank, arrived, self.layout.slice_bytes if arrived else 0, [(0, 1)])
+            if not arrived:
+                return GoldenResult.NOT_RUN
+            return self._compare(seed, target)
+        finally:
+            self.client.close_private()
+
+    def _compare(self, seed: bytes, target: int) -> GoldenResult:
+        for index, layer in enumerate(self.layout.layers):
+            if not np.array_equal(self.pages.read(index, target), pattern(seed, index, layer.block_bytes)):
+                log.error("layer %s came back with other bytes in the golden round trip", layer.name)
+                return GoldenResult.MISMATCH
+        return GoldenResult.PASSED
+
+    def _copy(
+        self, submit: Callable[..., Transfer], block: int, locations: npt.NDArray[np.uint64], offset: int
+    ) -> bool:
+        done = threading.Event()
+        plan = CopyPlan(self.layout, np.array([block], np.int64), np.ascontiguousarray(locations[:1]), offset)
+        options: dict[str, Any] = {"after": None} if submit == self.backend.publish else {}
+        try:
+            transfer = submit(plan, on_done=lambda _: done.set(), **options)
+        except TransferError as fault:
+            log.warning("the golden round trip could not copy: %s", fault)
+            return False
+        # I2: the blocks are blanked, reported and given back only after the terminal result, however long it takes.
+        if not done.wait(self.seconds):
+            log.warning(
+                "a copy of the golden round trip has not ended after %g s: its two blocks stay lent until it does. "
+                "Real copies may be ahead of it in the queue",
+                self.seconds,
+            )
+            done.wait()
+        return transfer.ok
+
+
+def pattern(seed: bytes, layer: int, size: int) -> npt.NDArray[np.uint8]:
+    """Return the bytes of one layer: every layer's differ, and so does every run's."""
+    return np.random.default_rng([layer, *seed]).integers(0, 256, size, dtype=np.uint8)
