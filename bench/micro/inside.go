@@ -57,7 +57,7 @@ func newHost(poolBytes, pageBytes uint64, schedulers int) (*host, error) {
 		if err != nil {
 			return nil, err
 		}
-		registered, err := h.cache.Register(scheduler, instance)
+		registered, err := h.cache.Register(scheduler, instance, wire.AllRanks)
 		if err != nil {
 			return nil, err
 		}

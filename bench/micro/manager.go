@@ -129,7 +129,7 @@ func (e *engine) join(ctx context.Context) error {
 	if err := e.worker.Ping(ctx); err != nil { // the Manager has taken every `mapped` that went before
 		return err
 	}
-	registered, err := e.scheduler.Register(ctx, e.instance)
+	registered, err := e.scheduler.Register(ctx, e.instance, wire.AllRanks)
 	if err != nil {
 		return fmt.Errorf("register: %w", err)
 	}

@@ -17,7 +17,7 @@ func (r *rig) fillSessions(process ProcessID) {
 			r.t.Fatal(err)
 		}
 		if i%2 == 0 {
-			if _, err := r.Register(c.id, id); err != nil {
+			if _, err := r.Register(c.id, id, wire.AllRanks); err != nil {
 				r.t.Fatal(err)
 			}
 		}

@@ -121,7 +121,7 @@ func TestSchedulerDiesWithLivingWorkers(t *testing.T) {
 	}
 	r.check()
 	again := r.connect(r.process(900), wire.RoleScheduler)
-	if _, err := r.Register(again.id, "a"); err != nil {
+	if _, err := r.Register(again.id, "a", wire.AllRanks); err != nil {
 		t.Fatalf("another scheduler cannot take the place of a dead one: %v", err)
 	}
 }
@@ -320,7 +320,7 @@ func TestDisconnectedSchedulerThatNeverResumes(t *testing.T) {
 	r.query(e, keysOf(0, 4))
 	r.CloseSession(e.scheduler.id)
 	now := r.connect(e.scheduler.process, wire.RoleScheduler)
-	if _, err := r.Register(now.id, "a"); err != nil {
+	if _, err := r.Register(now.id, "a", wire.AllRanks); err != nil {
 		t.Fatalf("the same process cannot register again: %v", err)
 	}
 	r.clock.forward(time.Hour)

@@ -161,7 +161,7 @@ func (c *Cache) OpenPrivate(id SessionID, sliceBytes uint64) (Registered, error)
 	c.remap(inst)
 	c.privates[ns.handle] = inst
 	s.private = inst
-	return inst.registered(), nil
+	return c.registered(inst), nil
 }
 
 // ClosePrivate drops the session's private namespace; without one it does nothing. Pages that a copy may still use are freed when it ended.

@@ -157,7 +157,7 @@ func (r *rig) engine(id string, pid int, sh shape) *engine {
 		e.ranks = append(e.ranks, worker)
 	}
 	var err error
-	if e.ns, err = r.Register(e.scheduler.id, id); err != nil {
+	if e.ns, err = r.Register(e.scheduler.id, id, wire.AllRanks); err != nil {
 		r.t.Fatal(err)
 	}
 	return e

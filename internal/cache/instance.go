@@ -26,11 +26,12 @@ type Attach struct {
 
 // Registered is a namespace and how its pages lie.
 type Registered struct {
-	Namespace uint32
-	Epoch     uint64
-	PageBytes uint64
-	PartBytes []uint64
-	Slices    []wire.Slice
+	Namespace   uint32
+	Epoch       uint64
+	PageBytes   uint64
+	BudgetBytes uint64 // that the leases of one instance may hold
+	PartBytes   []uint64
+	Slices      []wire.Slice
 }
 
 // arenaSet is a set of arena ids.
@@ -279,9 +280,10 @@ func (c *Cache) remap(inst *instance) {
 	}
 }
 
-// Register binds a scheduler session to a sealed instance and returns its namespace. StatusNotReady: not every rank attached yet; a notice
-// follows when they have. StatusConflict: another living process schedules the instance. StatusDenied: not a scheduler session.
-func (c *Cache) Register(id SessionID, instanceID string) (Registered, error) {
+// Register binds a scheduler session to a sealed instance, for one of its ranks or with AllRanks for the whole of it, and returns its namespace.
+// StatusNotReady: not every rank attached yet; a notice follows when they have. StatusConflict: another living process schedules the instance, or
+// the session's process is not attached as the rank. StatusDenied: not a scheduler session.
+func (c *Cache) Register(id SessionID, instanceID string, rank uint16) (Registered, error) {
 	c.enter()
 	defer c.leave()
 	s, err := c.open(id)
@@ -300,6 +302,11 @@ func (c *Cache) Register(id SessionID, instanceID string) (Registered, error) {
 		}
 		return Registered{}, wire.Errorf(wire.StatusNotReady, "instance %q has %d of %s ranks attached; register again when it is sealed", instanceID, attached, world)
 	}
+	if rank != wire.AllRanks {
+		if err := mayScheduleRank(inst, s, rank); err != nil {
+			return Registered{}, err
+		}
+	}
 	if before := inst.scheduler; before != nil && before != s {
 		if before.process != s.process || before.state == sessionOpen {
 			return Registered{}, wire.Errorf(wire.StatusConflict, "instance %q is scheduled by process %d (%s), which lives", instanceID,
@@ -309,7 +316,19 @@ func (c *Cache) Register(id SessionID, instanceID string) (Registered, error) {
 		c.endIfIdle(before)
 	}
 	inst.scheduler = s
-	return inst.registered(), nil
+	return c.registered(inst), nil
+}
+
+// mayScheduleRank says whether a session may schedule for one rank: its process must be the one that is attached as that rank.
+func mayScheduleRank(inst *instance, s *session, rank uint16) error {
+	switch {
+	case int(rank) >= len(inst.ranks) || inst.ranks[rank].process != s.process:
+		return wire.Errorf(wire.StatusConflict, "process %d is not attached as rank %d of instance %q; attach it from the process that schedules for it",
+			s.process.facts.PID, rank, inst.id)
+	case len(inst.ranks) > 1:
+		return wire.Errorf(wire.StatusConflict, "instance %q has %d ranks; register it for all of them", inst.id, len(inst.ranks))
+	}
+	return nil
 }
 
 // NewEpoch moves an instance to another epoch of its namespace. The old pages are unreachable for it at once; what it is publishing under the
@@ -330,7 +349,7 @@ func (c *Cache) NewEpoch(id SessionID, instanceID string, epoch uint64) (Registe
 		return Registered{}, wire.Errorf(wire.StatusConflict, "epoch zero is shared by all instances; choose 64 random bits")
 	}
 	if epoch == inst.epoch {
-		return inst.registered(), nil
+		return c.registered(inst), nil
 	}
 	ns, err := c.useNamespace(inst.facts, epoch, len(inst.ranks), inst.geometry)
 	if err != nil {
@@ -343,12 +362,12 @@ func (c *Cache) NewEpoch(id SessionID, instanceID string, epoch uint64) (Registe
 		c.abandonPages(r)
 	}
 	c.leaveNamespace(old)
-	return inst.registered(), nil
+	return c.registered(inst), nil
 }
 
-func (inst *instance) registered() Registered {
+func (c *Cache) registered(inst *instance) Registered {
 	return Registered{
-		Namespace: inst.namespace.handle, Epoch: inst.namespace.epoch, PageBytes: inst.geometry.pageBytes,
+		Namespace: inst.namespace.handle, Epoch: inst.namespace.epoch, PageBytes: inst.geometry.pageBytes, BudgetBytes: c.budget.instanceMax,
 		PartBytes: slices.Clone(inst.geometry.partBytes), Slices: slices.Clone(inst.geometry.slices),
 	}
 }

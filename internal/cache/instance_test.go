@@ -40,7 +40,7 @@ func TestRanksMustAgree(t *testing.T) {
 		}
 	}
 	scheduler := r.connect(r.process(3), wire.RoleScheduler)
-	_, err := r.Register(scheduler.id, "a")
+	_, err := r.Register(scheduler.id, "a", wire.AllRanks)
 	r.fails(err, wire.StatusNotReady)
 	if n, err := r.Attach(second.id, sh.attach("a", 1)); err != nil || n != 2 {
 		t.Fatal(n, err)
@@ -48,13 +48,17 @@ func TestRanksMustAgree(t *testing.T) {
 	if ids := scheduler.queue.take(NoticeInstance); len(ids) != 1 {
 		t.Fatalf("notices %v", ids)
 	}
-	if _, err := r.Register(scheduler.id, "a"); err != nil {
+	if _, err := r.Register(scheduler.id, "a", wire.AllRanks); err != nil {
 		t.Fatal(err)
 	}
+	for _, rank := range []uint16{0, 2} {
+		_, err = r.Register(scheduler.id, "a", rank)
+		r.fails(err, wire.StatusConflict)
+	}
 	rival := r.connect(r.process(4), wire.RoleScheduler)
-	_, err = r.Register(rival.id, "a")
+	_, err = r.Register(rival.id, "a", wire.AllRanks)
 	r.fails(err, wire.StatusConflict)
-	_, err = r.Register(first.id, "a")
+	_, err = r.Register(first.id, "a", wire.AllRanks)
 	r.fails(err, wire.StatusDenied)
 	r.check()
 }
@@ -297,4 +301,18 @@ func TestSessionsAreBounded(t *testing.T) {
 	}
 	_, _, err = r.OpenSession(p, wire.RoleTool, "late", &queue{})
 	r.fails(err, wire.StatusUnknown)
+}
+
+func TestARankOfAWorldOfOneMaySchedule(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib, QueryBudgetBytes: 8 * mib, InstanceBudgetBytes: 4 * mib})
+	process := r.process(1)
+	worker, scheduler := r.connect(process, wire.RoleWorker), r.connect(process, wire.RoleScheduler)
+	if _, err := r.Attach(worker.id, one(page).attach("a", 0)); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := r.Register(scheduler.id, "a", 0)
+	if err != nil || ns.BudgetBytes != 4*mib {
+		t.Fatal(ns, err)
+	}
+	r.check()
 }

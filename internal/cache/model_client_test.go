@@ -152,7 +152,7 @@ func (w *world) start(kind int) *mEngine {
 	}
 	e.scheduler = w.connect(&mProcess{id: w.rig.process(100*w.born + 99)}, e, -1)
 	var err error
-	e.ns, err = w.rig.Register(e.scheduler.id, e.id)
+	e.ns, err = w.rig.Register(e.scheduler.id, e.id, wire.AllRanks)
 	w.rig.must(err)
 	return e
 }

@@ -44,9 +44,10 @@ func (c *Client) Detach(ctx context.Context, instance string) error {
 	return err
 }
 
-// Register returns the namespace of an instance; StatusNotReady until every rank has attached.
-func (c *Client) Register(ctx context.Context, instance string) (*wire.Registered, error) {
-	return answerTo[*wire.Registered](ctx, c, &wire.Register{Instance: instance})
+// Register returns the namespace of an instance that this session schedules for one rank, or for all with AllRanks; StatusNotReady until
+// every rank has attached.
+func (c *Client) Register(ctx context.Context, instance string, rank uint16) (*wire.Registered, error) {
+	return answerTo[*wire.Registered](ctx, c, &wire.Register{Instance: instance, Rank: rank})
 }
 
 // NewEpoch starts a new epoch of an instance's namespace.

@@ -353,13 +353,13 @@ func TestRefusalsAndEnds(t *testing.T) {
 		m.send(&wire.Error{Status: wire.StatusStopping, Text: "the Manager stops"}, 0)
 	}()
 	var refusal *wire.Error
-	if _, err := c.Register(testContext(t), "a"); !errors.As(err, &refusal) || refusal.Status != wire.StatusNotReady {
+	if _, err := c.Register(testContext(t), "a", wire.AllRanks); !errors.As(err, &refusal) || refusal.Status != wire.StatusNotReady {
 		t.Errorf("a refused call: %v", err)
 	}
 	if _, err := c.Attach(testContext(t), wire.Attach{Writer: wire.WriterHost}); err == nil {
 		t.Error("an answer of another type was taken")
 	}
-	if _, err := c.Register(testContext(t), "a"); !errors.As(err, &refusal) || refusal.Status != wire.StatusStopping {
+	if _, err := c.Register(testContext(t), "a", wire.AllRanks); !errors.As(err, &refusal) || refusal.Status != wire.StatusStopping {
 		t.Errorf("a call that the end of the session cut off: %v", err)
 	}
 	if err := c.Release(1, wire.AllRanks); !errors.As(err, &refusal) || refusal.Status != wire.StatusStopping {

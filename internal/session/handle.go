@@ -153,9 +153,9 @@ func (c *conn) register(body []byte) (wire.Message, error) {
 	if err := m.Decode(body); err != nil {
 		return nil, err
 	}
-	r, err := c.server.cache.Register(c.session, m.Instance)
+	r, err := c.server.cache.Register(c.session, m.Instance, m.Rank)
 	if err == nil {
-		c.server.log.Info("instance registered", "pid", c.peer.pid, "instance", m.Instance, "namespace", r.Namespace, "page_bytes", r.PageBytes)
+		c.server.log.Info("instance registered", "pid", c.peer.pid, "instance", m.Instance, "rank", m.Rank, "namespace", r.Namespace, "page_bytes", r.PageBytes)
 	}
 	return registered(r), err
 }
@@ -173,7 +173,9 @@ func (c *conn) epoch(body []byte) (wire.Message, error) {
 }
 
 func registered(r cache.Registered) wire.Message {
-	return &wire.Registered{Namespace: r.Namespace, Epoch: r.Epoch, PageBytes: r.PageBytes, PartBytes: r.PartBytes, Slices: r.Slices}
+	return &wire.Registered{
+		Namespace: r.Namespace, Epoch: r.Epoch, PageBytes: r.PageBytes, BudgetBytes: r.BudgetBytes, PartBytes: r.PartBytes, Slices: r.Slices,
+	}
 }
 
 func (c *conn) resume(body []byte) (wire.Message, error) {

@@ -55,7 +55,7 @@ func child(socket string) {
 	tell(worker, &wire.Mapped{Ok: true})
 	ask(worker, &wire.Ping{}, &wire.Pong{})
 	var ns wire.Registered
-	ask(scheduler, &wire.Register{Instance: "child"}, &ns)
+	ask(scheduler, &wire.Register{Instance: "child", Rank: wire.AllRanks}, &ns)
 	var got wire.Reserved
 	ask(scheduler, &wire.Reserve{Operation: 1, Revision: 1, Parts: 1, Namespace: ns.Namespace, Instance: "child", Keys: keysOf(0, childPages)}, &got)
 	tell(worker, &wire.Committed{Reservation: got.Reservation, Ranges: []wire.Range{{Count: 2}}})

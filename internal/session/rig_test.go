@@ -287,7 +287,7 @@ func (r *rig) attach(instance string, sliceBytes uint64) *engine {
 	e := &engine{rig: r, worker: r.open(wire.RoleWorker), scheduler: r.open(wire.RoleScheduler), instance: instance}
 	e.worker.call(attachFrame(instance, sliceBytes), &wire.Done{})
 	e.worker.takeArena()
-	e.scheduler.call(&wire.Register{Instance: instance}, &e.namespace)
+	e.scheduler.call(&wire.Register{Instance: instance, Rank: wire.AllRanks}, &e.namespace)
 	return e
 }
 

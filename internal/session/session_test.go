@@ -239,8 +239,8 @@ func TestWhatASessionDoesNotHoldClosesIt(t *testing.T) {
 	}
 	stranger := r.open(wire.RoleScheduler)
 	stranger.refused(&wire.Poll{Operation: owner.operation, Revision: 1}, wire.StatusUnknown)
-	stranger.refused(&wire.Register{Instance: "a"}, wire.StatusConflict)
-	stranger.refused(&wire.Register{Instance: "absent"}, wire.StatusNotReady)
+	stranger.refused(&wire.Register{Instance: "a", Rank: wire.AllRanks}, wire.StatusConflict)
+	stranger.refused(&wire.Register{Instance: "absent", Rank: wire.AllRanks}, wire.StatusNotReady)
 	stranger.refused(&wire.Epoch{Instance: "a", Epoch: 5}, wire.StatusUnknown)
 	stranger.refused(&wire.Detach{Instance: "a"}, wire.StatusUnknown)
 	stranger.refused(&wire.Resume{Token: wire.ID16{9}}, wire.StatusUnknown)

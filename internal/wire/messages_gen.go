@@ -314,9 +314,10 @@ func (m *Mapped) Decode(body []byte) error {
 	return d.end()
 }
 
-// Register is frame 14 (sender: client; reply: registered or error). The scheduler of an instance asks for its namespace; not_ready until every rank attached.
+// Register is frame 14 (sender: client; reply: registered or error). A scheduler of an instance asks for its namespace; not_ready until every rank attached.
 type Register struct {
 	Instance string // instance id
+	Rank     uint16 // the rank that this session schedules for, or AllRanks when it schedules the whole instance
 }
 
 // Type returns TypeRegister.
@@ -326,6 +327,7 @@ func (*Register) Type() Type { return TypeRegister }
 func (m *Register) Append(dst []byte, id uint64) ([]byte, error) {
 	e := beginFrame(dst, TypeRegister, id)
 	e.text("instance", m.Instance, StringBytesMax)
+	e.u16(m.Rank)
 	return e.end()
 }
 
@@ -333,16 +335,18 @@ func (m *Register) Append(dst []byte, id uint64) ([]byte, error) {
 func (m *Register) Decode(body []byte) error {
 	d := decoder{body: body, typ: TypeRegister}
 	m.Instance = d.text("instance", StringBytesMax)
+	m.Rank = d.u16("rank")
 	return d.end()
 }
 
 // Registered is frame 15 (sender: manager; reply: none). Namespace handle and page geometry.
 type Registered struct {
-	Namespace uint32   // handle, valid on this Manager incarnation
-	Epoch     uint64   // epoch of the namespace
-	PageBytes uint64   // padded footprint of one page over all parts
-	PartBytes []uint64 // padded bytes of each part of a page, one part a NUMA node
-	Slices    []Slice  // where each storage rank's slice lies in its part
+	Namespace   uint32   // handle, valid on this Manager incarnation
+	Epoch       uint64   // epoch of the namespace
+	PageBytes   uint64   // padded footprint of one page over all parts
+	BudgetBytes uint64   // bytes that the leases of one instance may hold
+	PartBytes   []uint64 // padded bytes of each part of a page, one part a NUMA node
+	Slices      []Slice  // where each storage rank's slice lies in its part
 }
 
 // Type returns TypeRegistered.
@@ -354,6 +358,7 @@ func (m *Registered) Append(dst []byte, id uint64) ([]byte, error) {
 	e.u32(m.Namespace)
 	e.u64(m.Epoch)
 	e.u64(m.PageBytes)
+	e.u64(m.BudgetBytes)
 	e.words("part_bytes", m.PartBytes, RanksMax)
 	e.slices("slices", m.Slices)
 	return e.end()
@@ -365,6 +370,7 @@ func (m *Registered) Decode(body []byte) error {
 	m.Namespace = d.u32("namespace")
 	m.Epoch = d.u64("epoch")
 	m.PageBytes = d.u64("page_bytes")
+	m.BudgetBytes = d.u64("budget_bytes")
 	m.PartBytes = d.words("part_bytes", m.PartBytes[:0], RanksMax)
 	m.Slices = d.slices("slices", m.Slices[:0])
 	return d.end()
@@ -475,7 +481,7 @@ func (m *Private) Decode(body []byte) error {
 
 // Query is frame 20 (sender: client; reply: result or error, on the last part). Asks for the longest contiguous prefix of the keys; earlier parts are one-way.
 type Query struct {
-	Operation uint64 // chosen by the client, increasing within a session
+	Operation uint64 // chosen by the client, increasing within a session; where the ranks schedule an instance together, one number names one operation on all of them, and a number that a rank passed without asking is one that it skipped
 	Revision  uint32 // starts at 1
 	Part      uint16 // index of this part
 	Parts     uint16 // number of parts
@@ -784,7 +790,7 @@ func (m *Restored) Decode(body []byte) error {
 
 // Reserve is frame 30 (sender: client; reply: reserved or error, on the last part). Asks for extents to publish pages into; earlier parts are one-way.
 type Reserve struct {
-	Operation uint64 // chosen by the client, increasing within a session
+	Operation uint64 // chosen by the client, increasing within a session; where the ranks schedule an instance together, one number names one operation on all of them, and a number that a rank passed without asking is one that it skipped
 	Revision  uint32 // starts at 1
 	Part      uint16 // index of this part
 	Parts     uint16 // number of parts

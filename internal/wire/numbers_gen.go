@@ -38,7 +38,7 @@ const (
 	TypeDetach     Type = 11 // The session has no copy running and gives everything of the instance back.
 	TypeArena      Type = 12 // Push with exactly one descriptor: a populated arena that the session may map.
 	TypeMapped     Type = 13 // The rank mapped the arena and registered it with its device, or could not.
-	TypeRegister   Type = 14 // The scheduler of an instance asks for its namespace; not_ready until every rank attached.
+	TypeRegister   Type = 14 // A scheduler of an instance asks for its namespace; not_ready until every rank attached.
 	TypeRegistered Type = 15 // Namespace handle and page geometry.
 	TypeEpoch      Type = 16 // A new epoch of the instance's namespace: old pages are unreachable at once.
 	TypeResume     Type = 17 // A process that reconnected says what of its old session it still uses; the rest of that session is closed.

@@ -49,13 +49,15 @@ var Messages = []Message{
 		{"ok", Bool, "1 when pages of the arena may be named to this rank"},
 		{"text", Text, "why not"},
 	}},
-	{14, "register", Client, "registered or error", "The scheduler of an instance asks for its namespace; not_ready until every rank attached.", []Field{
+	{14, "register", Client, "registered or error", "A scheduler of an instance asks for its namespace; not_ready until every rank attached.", []Field{
 		{"instance", String, "instance id"},
+		{"rank", U16, "the rank that this session schedules for, or AllRanks when it schedules the whole instance"},
 	}},
 	{15, "registered", Manager, "none", "Namespace handle and page geometry.", []Field{
 		{"namespace", U32, "handle, valid on this Manager incarnation"},
 		{"epoch", U64, "epoch of the namespace"},
 		{"page_bytes", U64, "padded footprint of one page over all parts"},
+		{"budget_bytes", U64, "bytes that the leases of one instance may hold"},
 		{"part_bytes", Sizes, "padded bytes of each part of a page, one part a NUMA node"},
 		{"slices", Slices, "where each storage rank's slice lies in its part"},
 	}},
@@ -78,7 +80,7 @@ var Messages = []Message{
 	}},
 
 	{20, "query", Client, "result or error, on the last part", "Asks for the longest contiguous prefix of the keys; earlier parts are one-way.", []Field{
-		{"operation", U64, "chosen by the client, increasing within a session"},
+		{"operation", U64, "chosen by the client, increasing within a session; where the ranks schedule an instance together, one number names one operation on all of them, and a number that a rank passed without asking is one that it skipped"},
 		{"revision", U32, "starts at 1"},
 		{"part", U16, "index of this part"},
 		{"parts", U16, "number of parts"},
@@ -138,7 +140,7 @@ var Messages = []Message{
 	}},
 
 	{30, "reserve", Client, "reserved or error, on the last part", "Asks for extents to publish pages into; earlier parts are one-way.", []Field{
-		{"operation", U64, "chosen by the client, increasing within a session"},
+		{"operation", U64, "chosen by the client, increasing within a session; where the ranks schedule an instance together, one number names one operation on all of them, and a number that a rank passed without asking is one that it skipped"},
 		{"revision", U32, "starts at 1"},
 		{"part", U16, "index of this part"},
 		{"parts", U16, "number of parts"},

@@ -25,13 +25,24 @@ class Slice(NamedTuple):
 
 
 class Namespace(NamedTuple):
-    """A namespace of one Manager incarnation and the geometry of its pages, in bytes."""
+    """A namespace of one Manager incarnation and the geometry of its pages, in bytes.
+
+    `rank` is the rank that the session schedules for, ALL_RANKS when it schedules the whole instance; `budget_bytes` is
+    what the leases of one instance may hold.
+    """
 
     handle: int
     epoch: int
     page_bytes: int
     part_bytes: tuple[int, ...]
     slices: tuple[Slice, ...]
+    rank: int = _wire.ALL_RANKS
+    budget_bytes: int = 0
+
+    @property
+    def writes(self) -> bool:
+        """Return whether any slice is for whom the session schedules to write; a restoring rank has none."""
+        return self.rank == _wire.ALL_RANKS or any(each.rank == self.rank for each in self.slices)
 
     def slice_of(self, rank: int) -> Slice:
         """Return a storage rank's slice; KeyError when the rank stores nothing of its own."""
@@ -41,14 +52,17 @@ class Namespace(NamedTuple):
         raise KeyError(rank)
 
 
-def namespace_of(message: _wire.Registered) -> Namespace:
-    """Return the namespace that a `registered` frame describes; ProtocolError when a slice leaves its part."""
+def namespace_of(message: _wire.Registered, rank: int = _wire.ALL_RANKS) -> Namespace:
+    """Return the namespace that a `registered` frame describes to the scheduler of a rank.
+
+    ProtocolError when a slice leaves its part.
+    """
     slices = tuple(Slice(*each) for each in message.slices)
     parts = tuple(message.part_bytes)
     for each in slices:
         if each.part >= len(parts) or each.offset + each.bytes > parts[each.part]:
             raise ProtocolError(f"slice of rank {each.rank} lies outside of its part")
-    return Namespace(message.namespace, message.epoch, message.page_bytes, parts, slices)
+    return Namespace(message.namespace, message.epoch, message.page_bytes, parts, slices, rank, message.budget_bytes)
 
 
 def expand(runs: Sequence[_wire.Run], part: int, part_bytes: int, pages: int) -> Locations:

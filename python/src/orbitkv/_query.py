@@ -76,19 +76,32 @@ class Lease:
         """Return where one part of each page lies (arena << 48 | offset), in prefix order."""
         return expand(self._runs, part, self._namespace.part_bytes[part], self.pages)
 
-    def begin(self, pages: int, rank: int = _wire.ALL_RANKS) -> None:
-        """Promise copies of the first `pages` pages by a consumer (or all); the rest is released for it.
+    def begin(self, pages: int, rank: int | None = None, *, closed_ok: bool = False) -> None:
+        """Promise copies of the first `pages` pages by a consumer (None: by whom the session schedules for).
 
-        The frame is written when this returns. LeaseLost, ChannelFull or ChannelClosed mean that nothing may be copied.
+        The rest is released for it. The frame is written when this returns. LeaseLost, ChannelFull or ChannelClosed
+        mean that nothing may be copied.
+
+        With `closed_ok` only LeaseLost does: the copies may run although the Manager could not be told, because it
+        keeps an unbegun lease while the session's process lives, and `CacheManagerClient.take_over` says the begin
+        again. That is for an engine that cannot take back a promise.
         """
         if not 0 < pages <= self.pages:
             raise ProtocolError(f"a begin of {pages} pages does not fit lease {self.id:#x} of {self.pages}")
-        message = _wire.Begin(self.id, rank, pages)
-        self._session.leases.begin(self.id, rank, pages, lambda: self._session.channel.send(message))
+        who = self._namespace.rank if rank is None else rank
+        message = _wire.Begin(self.id, who, pages)
+        send = self._report if closed_ok else self._session.channel.send
+        self._session.leases.begin(self.id, who, pages, lambda: send(message))
 
-    def release(self, rank: int = _wire.ALL_RANKS) -> None:
+    def _report(self, message: Message) -> None:
+        try:
+            self._session.channel.report(message)
+        except ChannelClosed:
+            return  # Whoever takes over says it again.
+
+    def release(self, rank: int | None = None) -> None:
         """Give an unbegun lease back; does nothing when it was begun, revoked or given back before."""
-        message = _wire.Release(self.id, rank)
+        message = _wire.Release(self.id, self._namespace.rank if rank is None else rank)
         try:
             self._session.leases.release(self.id, lambda: self._session.channel.report(message))
         except ChannelClosed:

@@ -71,7 +71,7 @@ class Reserve:
         return expand(self._runs, part, self._namespace.part_bytes[part], self.pages)
 
     def drop(self) -> None:
-        """Give up an answer that has not come; whatever it grants is abandoned for all ranks when it comes."""
+        """Give up an answer that has not come; when it comes, the slices that it grants the session are abandoned."""
         with self._lock:
             if self.answered:
                 return
@@ -89,11 +89,11 @@ class Reserve:
             self._abandon(parts[0])
 
     def _abandon(self, head: Message | None) -> None:
-        if not isinstance(head, _wire.Reserved) or not head.reservation:
+        if not isinstance(head, _wire.Reserved) or not head.reservation or not self._namespace.writes:
             return
         try:
             everything = [(0, head.pages)]
-            self._session.channel.report(_wire.Abandoned(head.reservation, _wire.ALL_RANKS, everything))
+            self._session.channel.report(_wire.Abandoned(head.reservation, self._namespace.rank, everything))
         except ChannelClosed:
             return  # The Manager frees what no living session accounts for.
 

@@ -293,11 +293,13 @@ class Mapped(NamedTuple):
 class Register(NamedTuple):
     """Frame 14 (sender: client; reply: registered or error).
 
-    The scheduler of an instance asks for its namespace; not_ready until every rank attached.
+    A scheduler of an instance asks for its namespace; not_ready until every rank attached.
     """
 
     #: instance id
     instance: str
+    #: the rank that this session schedules for, or AllRanks when it schedules the whole instance
+    rank: int
 
 
 class Registered(NamedTuple):
@@ -312,6 +314,8 @@ class Registered(NamedTuple):
     epoch: int
     #: padded footprint of one page over all parts
     page_bytes: int
+    #: bytes that the leases of one instance may hold
+    budget_bytes: int
     #: padded bytes of each part of a page, one part a NUMA node
     part_bytes: Sequence[int]
     #: where each storage rank's slice lies in its part
@@ -376,7 +380,9 @@ class Query(NamedTuple):
     Asks for the longest contiguous prefix of the keys; earlier parts are one-way.
     """
 
-    #: chosen by the client, increasing within a session
+    #: chosen by the client, increasing within a session; where the ranks schedule an instance
+    #: together, one number names one operation on all of them, and a number that a rank passed
+    #: without asking is one that it skipped
     operation: int
     #: starts at 1
     revision: int
@@ -534,7 +540,9 @@ class Reserve(NamedTuple):
     Asks for extents to publish pages into; earlier parts are one-way.
     """
 
-    #: chosen by the client, increasing within a session
+    #: chosen by the client, increasing within a session; where the ranks schedule an instance
+    #: together, one number names one operation on all of them, and a number that a rank passed
+    #: without asking is one that it skipped
     operation: int
     #: starts at 1
     revision: int
@@ -1021,22 +1029,31 @@ def _decode_mapped(r: _Reader) -> Mapped:
     return Mapped(arena, ok, text)
 
 
+_REGISTER_1: Final = struct.Struct("<H")
+
+
 def _encode_register(m: Register) -> bytes:
-    return _put_text(m.instance, STRING_BYTES_MAX, "instance")
+    return b"".join(
+        (
+            _put_text(m.instance, STRING_BYTES_MAX, "instance"),
+            _REGISTER_1.pack(m.rank),
+        )
+    )
 
 
 def _decode_register(r: _Reader) -> Register:
     instance = r.text(STRING_BYTES_MAX, "instance")
-    return Register(instance)
+    (rank,) = r.fixed(_REGISTER_1)
+    return Register(instance, rank)
 
 
-_REGISTERED_0: Final = struct.Struct("<IQQ")
+_REGISTERED_0: Final = struct.Struct("<IQQQ")
 
 
 def _encode_registered(m: Registered) -> bytes:
     return b"".join(
         (
-            _REGISTERED_0.pack(m.namespace, m.epoch, m.page_bytes),
+            _REGISTERED_0.pack(m.namespace, m.epoch, m.page_bytes, m.budget_bytes),
             _put_words(m.part_bytes, RANKS_MAX, "part_bytes"),
             _put_records(m.slices, _SLICE, RANKS_MAX, "slices"),
         )
@@ -1044,10 +1061,10 @@ def _encode_registered(m: Registered) -> bytes:
 
 
 def _decode_registered(r: _Reader) -> Registered:
-    namespace, epoch, page_bytes = r.fixed(_REGISTERED_0)
+    namespace, epoch, page_bytes, budget_bytes = r.fixed(_REGISTERED_0)
     part_bytes = r.words(RANKS_MAX, "part_bytes")
     slices = r.slices("slices")
-    return Registered(namespace, epoch, page_bytes, part_bytes, slices)
+    return Registered(namespace, epoch, page_bytes, budget_bytes, part_bytes, slices)
 
 
 _EPOCH_1: Final = struct.Struct("<Q")

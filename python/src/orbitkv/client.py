@@ -11,7 +11,6 @@ neither ever holds up an answer. A client belongs to the process that made it an
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +109,7 @@ class CacheManagerClient:
         self._arenas = ArenaTable()
         self._leases = LeaseTable(lambda: count("leases_forgotten"))
         self._queries: dict[int, Query] = {}
-        self._operations = itertools.count(1)
+        self._last_operation = 0
         self._submitting = threading.Lock()
         connection, self.path = connect(socket)
         self._pushes = Pushes(self._arenas, on_arena, on_notice)
@@ -204,13 +203,21 @@ class CacheManagerClient:
         """Return once the Manager has handled every frame that this client sent before."""
         self._call(_wire.Ping(0), _wire.Pong)
 
-    def register(self, instance: str) -> Namespace:
-        """Become the scheduler of an instance. Refused with status NOT_READY until every rank attached."""
-        return namespace_of(self._call(_wire.Register(instance), _wire.Registered))
+    def register(self, instance: str, rank: int = ALL_RANKS) -> Namespace:
+        """Become the scheduler of an instance, or of one rank where each rank of it has its own.
 
-    def new_epoch(self, instance: str, epoch: int) -> Namespace:
-        """Replace the instance's namespace by one of another epoch (64 random bits); old pages are out of reach."""
-        return namespace_of(self._call(_wire.Epoch(instance, epoch), _wire.Registered))
+        A rank's scheduler must run in the process that is attached as that rank. Refused with status NOT_READY until
+        every rank attached.
+        """
+        return namespace_of(self._call(_wire.Register(instance, rank), _wire.Registered), rank)
+
+    def new_epoch(self, instance: str, epoch: int, rank: int = ALL_RANKS) -> Namespace:
+        """Replace the instance's namespace by one of another epoch (64 random bits); old pages are out of reach.
+
+        `rank` is the one that the instance was registered with. Where each rank has a scheduler, every one calls this
+        with the same epoch, and the first call moves the instance.
+        """
+        return namespace_of(self._call(_wire.Epoch(instance, epoch), _wire.Registered), rank)
 
     def open_private(self, slice_bytes: int) -> Namespace:
         """Open this session's own namespace of one slice, for the golden round trip."""
@@ -276,16 +283,20 @@ class CacheManagerClient:
         request: str = "",
         group: int = 0,
         wait_us: int | None = 1000,
+        operation: int | None = None,
     ) -> Query:
         """Ask for the longest prefix of `keys` (32 bytes each) that is in memory, and wait at most `wait_us` for it.
 
         A query without an answer by then is UNANSWERED: `refresh` takes the answer later. With None the client's
         own timeout bounds the wait and CallTimeout ends it.
+
+        `operation` is given where each rank has a scheduler: one number is one operation on all of them. It is greater
+        than every number that this client used before, also for reserves. A client draws its numbers or is given them.
         """
         self._check_keys(keys)
         parts = key_parts(keys)
         with self._submitting:
-            query = Query(self._session, next(self._operations), namespace)
+            query = Query(self._session, self._number(operation), namespace)
             self._queries[query.operation] = query
             whole = _wire.Query(
                 query.operation, REVISION, 0, len(parts), namespace.handle, group, instance, request, parts[0]
@@ -317,13 +328,20 @@ class CacheManagerClient:
     # Publishing.
 
     def reserve(
-        self, namespace: Namespace, keys: bytes, *, instance: str, group: int = 0, wait_us: int | None = 1000
+        self,
+        namespace: Namespace,
+        keys: bytes,
+        *,
+        instance: str,
+        group: int = 0,
+        wait_us: int | None = 1000,
+        operation: int | None = None,
     ) -> Reserve:
-        """Ask for extents to publish the pages of `keys` into; waits like `query`."""
+        """Ask for extents to publish the pages of `keys` into; waits, and takes an operation, like `query`."""
         self._check_keys(keys)
         parts = key_parts(keys)
         with self._submitting:
-            reserve = Reserve(self._session, next(self._operations), namespace, len(keys) // KEY_BYTES)
+            reserve = Reserve(self._session, self._number(operation), namespace, len(keys) // KEY_BYTES)
             whole = _wire.Reserve(
                 reserve.operation, REVISION, 0, len(parts), namespace.handle, group, instance, parts[0]
             )
@@ -380,6 +398,18 @@ class CacheManagerClient:
                 f"an operation has 1 to {self.limits.operation_keys_max} keys of {KEY_BYTES} bytes, "
                 f"got {len(keys)} bytes"
             )
+
+    def _number(self, given: int | None) -> int:
+        """Return the number of the next operation; with `_submitting`, so that numbers are sent in their order."""
+        number = self._last_operation + 1 if given is None else given
+        expect(number, int, "operation", "a whole number")
+        if not self._last_operation < number < 1 << 64:
+            raise ConfigurationError(
+                f"operation must be greater than {self._last_operation}, the last one of this client, and have at most "
+                f"64 bits, got {number}"
+            )
+        self._last_operation = number
+        return number
 
     def _forget(self, operation: int) -> None:
         self._queries.pop(operation, None)

@@ -33,8 +33,8 @@ def test_runs_that_do_not_cover_the_pages_are_refused() -> None:
 
 def test_a_slice_outside_of_its_part_is_refused() -> None:
     with pytest.raises(ProtocolError, match="rank 1"):
-        namespace_of(_wire.Registered(1, 0, 8192, [8192], [(0, 0, 0, 4096), (1, 0, 4096, 4097)]))
-    good = namespace_of(_wire.Registered(1, 0, 8192, [8192], [(0, 0, 0, 4096), (1, 0, 4096, 4096)]))
+        namespace_of(_wire.Registered(1, 0, 8192, 1 << 20, [8192], [(0, 0, 0, 4096), (1, 0, 4096, 4097)]))
+    good = namespace_of(_wire.Registered(1, 0, 8192, 1 << 20, [8192], [(0, 0, 0, 4096), (1, 0, 4096, 4096)]))
     assert good.slice_of(1).offset == 4096
     with pytest.raises(KeyError):
         good.slice_of(2)
