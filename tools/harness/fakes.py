@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orbitkv.client import Arena, Grant, Limits, Namespace, Slice, State, Status
+from orbitkv.client import ALL_RANKS, Arena, Grant, Limits, Namespace, Slice, State, Status
 from orbitkv.errors import ChannelClosed, LeaseLost, Refused
 from orbitkv.transfer import KVLayout, LayerLayout
 
@@ -115,6 +115,7 @@ class FakeQuery:
     def __init__(self, client: FakeClient, request: str, pages: int) -> None:
         self._client = client
         self.request = request
+        self.operation: int | None = None
         self.asked_pages = pages
         self.state = State.UNANSWERED
         self.lease: FakeLease | None = None
@@ -208,10 +209,10 @@ class FakeClient:
         if not self.alive:
             raise ChannelClosed("closed by the test")
 
-    def register(self, instance: str) -> Namespace:
+    def register(self, instance: str, rank: int = ALL_RANKS) -> Namespace:
         """Return a namespace of one slice."""
         self.check()
-        self.sent.append(("register", instance))
+        self.sent.append(("register", instance) if rank == ALL_RANKS else ("register", instance, rank))
         if self.ranks_missing:
             raise Refused(Status.NOT_READY, "refused by the test")
         return self.namespace()
@@ -227,10 +228,20 @@ class FakeClient:
         """Return the current namespace."""
         return Namespace(7, self.epoch, PAGE_BYTES, (PAGE_BYTES,), (Slice(0, 0, 0, PAGE_BYTES),))
 
-    def query(self, _namespace: Namespace, keys: bytes, *, instance: str, request: str, wait_us: int) -> FakeQuery:
+    def query(
+        self,
+        _namespace: Namespace,
+        keys: bytes,
+        *,
+        instance: str,
+        request: str,
+        wait_us: int,
+        operation: int | None = None,
+    ) -> FakeQuery:
         """Ask; the next entry of `script` is the answer, else there is none yet."""
         self.check()
         query = FakeQuery(self, request, len(keys) // 32)
+        query.operation = operation
         self.queries.append(query)
         self.sent.append(("query", instance, request, keys))
         if self.script:

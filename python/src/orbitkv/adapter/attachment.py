@@ -74,7 +74,7 @@ class Attachment:
             self.client = CacheManagerClient(
                 settings.socket,
                 role=Role.WORKER,
-                name=f"vllm worker {place.rank} of {place.instance}",
+                name=f"worker {place.rank} of {place.instance}",
                 timeout_ms=settings.timeout_ms,
                 on_arena=self._register_arena,
                 on_bound=on_bound,
@@ -132,10 +132,11 @@ class Attachment:
         self._reports.bind(self.client)
         return True
 
-    def restored(self, lease: int, ok: bool, pages: int) -> None:
-        """Report one restore, from the thread that copied."""
+    def restored(self, lease: int, ok: bool, ranges: Sequence[tuple[int, int]]) -> None:
+        """Report the end of a restore of these pages of a lease, from the thread that copied."""
+        pages = sum(count for _, count in ranges)
         rank, copied = self._place.rank, pages * self._layout.slice_bytes if ok else 0
-        self._reports.tell(Report(lambda client: client.restored(lease, rank, ok, copied, [(0, pages)]), lease=lease))
+        self._reports.tell(Report(lambda client: client.restored(lease, rank, ok, copied, ranges), lease=lease))
 
     def committed(self, reservation: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Report that this rank's slices are complete in the arena."""

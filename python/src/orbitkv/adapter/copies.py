@@ -59,7 +59,7 @@ class Copies:
 
         def done(transfer: Transfer) -> None:
             try:
-                attachment.restored(plan.lease, transfer.ok, len(plan.blocks))
+                attachment.restored(plan.lease, transfer.ok, plan.pages)
                 self._count_restore(transfer, begin)
             finally:
                 ended(transfer)
@@ -69,7 +69,7 @@ class Copies:
             copies = CopyPlan(self.layout, plan.blocks, plan.locations[place.part], place.offset, plan.request)
             restore = attachment.backend.restore(copies, on_done=done)
         except OrbitKVError:
-            attachment.restored(plan.lease, False, len(plan.blocks))
+            attachment.restored(plan.lease, False, plan.pages)
             self.stats.count("load_failure")
             raise
         self.timeline.record(Stage.RESTORE_SUBMIT, plan.request, pages=len(plan.blocks), bytes=copies.bytes)

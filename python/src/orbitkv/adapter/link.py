@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, Protocol, TypeVar
 
 from orbitkv.adapter.logs import LOGGER
@@ -60,14 +61,22 @@ S = TypeVar("S", bound=Session)
 
 
 class Link(Generic[S]):
-    """Owns the current session. `connect(previous)` makes the next one; the previous one is closed after it."""
+    """Owns the current session. `connect(previous)` makes the next one; the previous one is closed after it.
+
+    `exchange()` is entered around both, for an engine that may be in the middle of using the previous one.
+    """
 
     def __init__(
-        self, name: str, connect: Callable[[S | None], S], clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        connect: Callable[[S | None], S],
+        clock: Callable[[], float] = time.monotonic,
+        exchange: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._name = name
         self._connect = connect
         self._clock = clock
+        self._exchange = exchange
         self._session: S | None = None
         self._wake = threading.Event()
         self._stopping = False
@@ -147,11 +156,12 @@ class Link(Generic[S]):
         return RETRY_SECONDS
 
     def _open(self) -> None:
-        previous = self._session
-        session = self._connect(previous)
-        self._session = session
-        if previous is not None:
-            previous.close()
+        with self._exchange():
+            previous = self._session
+            session = self._connect(previous)
+            self._session = session
+            if previous is not None:
+                previous.close()
         if self._absent or previous is not None:
             log.info("%s: connected to the Cache Manager", self._name)
         self._absent = False

@@ -6,9 +6,12 @@ One lookup a request at most. It moves
       │                  └─ expired, changed or finished ──► (gone: query cancelled, lease given back)
       └─ patience or breaker ──► settled with nothing
 
-vLLM asks again and again for the same request, so an answer must be the same until the request's device prefix or
+An engine asks again and again for the same request, so an answer must be the same until the request's device prefix or
 its tokens change (I5: then the lookup is dropped and the hashes are asked anew). Only the engine's scheduler thread
-calls in here; nothing here waits longer than `query_wait_us`.
+calls in here; nothing here waits longer than `wait_us` says.
+
+A window bounds how many lookups may hold or await a lease, for an engine that asks for every waiting request and not
+just for the next one. A question that finds it full is not put: the answer is "not yet".
 """
 
 from __future__ import annotations
@@ -25,21 +28,43 @@ from orbitkv.client import Lease, Query, State
 from orbitkv.errors import OrbitKVError
 
 LEASE_SECONDS = 1.0  # an answer is kept this long after the first pass that saw it; asking again costs 100 us
+LOOKUPS_MAX = 4096  # lookups that are kept; past it a new question waits for an old one to end
+WAITS_MAX = 4096  # requests beyond those of the lookups whose waiting time is remembered; the oldest is forgotten
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One question of the engine. `keys` makes the joined keys of pages local to local + pages.
+
+    `last` is the last of the keys where the engine has it at hand, which tells one question from another. `operation`
+    is the number of a joint operation (see `CacheManagerClient.query`).
+    """
+
+    request: str
+    local: int
+    pages: int
+    keys: Callable[[], bytes]
+    last: str = ""
+    operation: int | None = None
+
+    def same(self, other: Ask) -> bool:
+        """Return whether both ask for the same pages."""
+        return (self.local, self.pages, self.last) == (other.local, other.pages, other.last)
 
 
 @dataclass
 class Lookup:
-    """One request's query. `local` are the pages on the device when it was asked, `pages` how many were asked for.
+    """One request's query: what was asked and how far it came.
 
-    `seen` is when the engine last asked for the request.
+    `seen` is when the engine last asked for the request, `counted` when the wait was last counted as unanswered.
     """
 
     session: SchedulerSession
     query: Query
-    local: int
-    pages: int
+    ask: Ask
     asked: float
     seen: float
+    counted: float
     settled: float | None = None
     lease: Lease | None = None
     held: bool = False
@@ -51,13 +76,11 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One question of the engine. `keys` makes the joined keys of pages local to local + pages."""
+class Window:
+    """How much lookups that occupy it may be: so many requests, and so many pages that they asked for."""
 
-    request: str
-    local: int
+    requests: int
     pages: int
-    keys: Callable[[], bytes]
 
 
 @dataclass
@@ -68,8 +91,12 @@ class Lookups:
     breaker: Breaker
     stats: Stats
     clock: Callable[[], float] = time.monotonic
+    wait_us: Callable[[], int] | None = None  # how long the next wait for an answer may be; else query_wait_us each
+    window: Window | None = None
+    patient_from_start: bool = True  # whether a request's patience begins with its first question, or with `reached`
     _table: dict[str, Lookup] = field(default_factory=dict)
-    _since: dict[str, float] = field(default_factory=dict)  # first question of a request, for its whole patience
+    _since: dict[str, float] = field(default_factory=dict)  # when a request's patience began
+    _inside: dict[str, int] = field(default_factory=dict)  # pages asked for by what holds or awaits a lease
 
     def __len__(self) -> int:
         return len(self._table)
@@ -91,9 +118,14 @@ class Lookups:
             self.drop(ask.request)
             return 0
 
+    def reached(self, request: str) -> None:
+        """Say that the request is kept waiting: its patience begins, unless it has."""
+        self._since.setdefault(request, self.clock())
+
     def take(self, request: str) -> Lookup | None:
         """Return the request's lookup and forget it; its lease is now the caller's."""
         self._since.pop(request, None)
+        self._inside.pop(request, None)
         return self._table.pop(request, None)
 
     def drop(self, request: str) -> None:
@@ -101,6 +133,7 @@ class Lookups:
         look = self._table.pop(request, None)
         if look is None:
             return
+        self._inside.pop(request, None)
         try:
             if look.lease is not None:
                 self._unhold(look)
@@ -123,6 +156,8 @@ class Lookups:
     def end_pass(self) -> None:
         """Let revokes win again, and give back what no pass has used for a second."""
         now = self.clock()
+        while len(self._since) > len(self._table) + WAITS_MAX:
+            del self._since[next(iter(self._since))]
         for request, look in list(self._table.items()):
             self._unhold(look)
             # An answer that comes while the engine does not ask would be leased with nobody to use it.
@@ -137,11 +172,13 @@ class Lookups:
         if look is None:
             if not self.breaker.allows(self.clock()):
                 return 0
+            if not self._has_room(ask):
+                return self._defer(ask.request)
             look = self._submit(session, ask)
         elif look.settled is None:
             look.seen = self.clock()
             patient = look.query.state is State.UNANSWERED and self.breaker.allows(self.clock())
-            look.query.refresh(self.settings.query_wait_us if patient else 0)
+            look.query.refresh(self._wait_us() if patient else 0)
         if look.settled is None and not self._settle(ask.request, look):
             return None
         if look.lease is not None and not look.held:
@@ -153,9 +190,33 @@ class Lookups:
 
     def _still_valid(self, look: Lookup, session: SchedulerSession, ask: Ask) -> bool:
         """Return whether an earlier question is still the one that is asked now (I5)."""
-        if look.session is not session or (look.local, look.pages) != (ask.local, ask.pages):
+        if look.session is not session or not look.ask.same(ask):
             return False
         return look.lease is None or look.held or look.lease.alive
+
+    def _wait_us(self) -> int:
+        return self.settings.query_wait_us if self.wait_us is None else self.wait_us()
+
+    def _has_room(self, ask: Ask) -> bool:
+        """Return whether one more lookup fits. The first one always does: the Manager cuts what is too large."""
+        if len(self._table) >= LOOKUPS_MAX:
+            return False
+        if self.window is None:
+            return True
+        inside = self._inside
+        return not inside or (
+            len(inside) < self.window.requests and sum(inside.values()) + ask.pages <= self.window.pages
+        )
+
+    def _defer(self, request: str) -> int | None:
+        """Say "not yet" to a question that is not put, as long as the request's patience lasts."""
+        self.stats.count("query_deferred")
+        return None if self._waits(request) else 0
+
+    def _waits(self, request: str) -> bool:
+        """Return whether the request may wait longer."""
+        since = self._since.get(request)
+        return since is None or self.clock() - since < self.settings.load_wait_seconds
 
     def _submit(self, session: SchedulerSession, ask: Ask) -> Lookup:
         query = session.client.query(
@@ -163,12 +224,15 @@ class Lookups:
             ask.keys(),
             instance=session.instance,
             request=ask.request,
-            wait_us=self.settings.query_wait_us,
+            wait_us=self._wait_us(),
+            operation=ask.operation,
         )
         now = self.clock()
-        look = Lookup(session, query, ask.local, ask.pages, now, now)
+        look = Lookup(session, query, ask, now, now, now)
         self._table[ask.request] = look
-        self._since.setdefault(ask.request, look.asked)
+        self._inside[ask.request] = ask.pages
+        if self.patient_from_start:
+            self.reached(ask.request)
         return look
 
     def _settle(self, request: str, look: Lookup) -> bool:
@@ -176,6 +240,9 @@ class Lookups:
         now = self.clock()
         state = look.query.state
         if state is State.UNANSWERED:
+            if self.wait_us is not None and now - look.counted < self.settings.query_wait_us / 1e6:
+                return False  # its wait goes on in later passes, which are short
+            look.counted = now
             self.stats.count("query_unanswered")
             if self.breaker.allows(now):
                 if not self.breaker.unanswered(now):
@@ -186,14 +253,18 @@ class Lookups:
             return True
         self.breaker.answered()
         if not state.final:
-            if now - self._since[request] < self.settings.load_wait_seconds:
+            if self._waits(request):
                 return False
             # What a request waited for in vain is not asked for again in this life of the lookup.
             look.query.cancel()
         elif state is State.READY:
             look.lease = look.query.lease
+            if not self.patient_from_start:
+                self._since.pop(request, None)
             self.stats.observe("prefetch_duration_seconds", now - look.asked)
             self.stats.observe("prefetch_blocks", look.found)
+        if look.lease is None:
+            self._inside.pop(request, None)
         look.settled = now
         return True
 

@@ -26,12 +26,21 @@ class SlicePlace:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """Pages of a begun lease and the blocks they go to. `locations[p]` are those of part p, page by page."""
+    """Pages of a begun lease and the blocks they go to. `locations[p]` are those of part p, page by page.
+
+    `ranges` are the pages' places in the lease, when they are not its first ones.
+    """
 
     request: str
     lease: int
     blocks: Blocks
     locations: tuple[Locations, ...]
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def pages(self) -> tuple[tuple[int, int], ...]:
+        """Return which pages of the lease are copied."""
+        return self.ranges or ((0, len(self.blocks)),)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.plans import SlicePlace
 from orbitkv.adapter.settings import Settings
-from orbitkv.client import CacheManagerClient, Namespace, Role, Status
+from orbitkv.client import ALL_RANKS, CacheManagerClient, Namespace, Role, Status
 from orbitkv.errors import CallTimeout, ChannelFull, LeaseLost, OrbitKVError, Refused
 
 # Faults and refusals of one call that say nothing about the session.
@@ -41,9 +41,17 @@ class Epoch:
 class SchedulerSession:
     """One session of the scheduler side. The link's thread advances it, the scheduler's thread uses it."""
 
-    def __init__(self, client: CacheManagerClient, instance: str, epoch: Epoch, lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        client: CacheManagerClient,
+        instance: str,
+        epoch: Epoch,
+        lost: Callable[[], None],
+        rank: int = ALL_RANKS,
+    ) -> None:
         self.client = client
         self.instance = instance
+        self._rank = rank
         self._epoch = epoch
         self._lost = lost
         self._namespace: Namespace | None = None
@@ -99,19 +107,21 @@ class SchedulerSession:
         lost: Callable[[], None],
         previous: SchedulerSession | None,
         on_bound: Callable[[str], None] | None = None,
+        rank: int = ALL_RANKS,
     ) -> SchedulerSession:
         """Open a session. ManagerUnavailable, Refused and ChannelError say why not.
 
-        `on_bound` counts the bounds of the client that bite, by name.
+        `on_bound` counts the bounds of the client that bite, by name. `rank` is the one that it schedules for, where the
+        ranks schedule their instance together.
         """
         client = CacheManagerClient(
             settings.socket,
             role=Role.SCHEDULER,
-            name=f"vllm scheduler of {instance}",
+            name=f"scheduler of {instance}" + ("" if rank == ALL_RANKS else f", rank {rank}"),
             timeout_ms=settings.timeout_ms,
             on_bound=on_bound,
         )
-        session = cls(client, instance, epoch, lost)
+        session = cls(client, instance, epoch, lost, rank)
         if previous is not None and previous.incarnation == session.incarnation:
             try:
                 session.take_over(previous)
@@ -126,7 +136,7 @@ class SchedulerSession:
             return True
         epoch = self._epoch.value
         try:
-            namespace = self._namespace or self.client.register(self.instance)
+            namespace = self._namespace or self.client.register(self.instance, self._rank)
             if namespace.epoch != epoch:
                 namespace = self.client.new_epoch(self.instance, epoch)
         except Refused as refusal:

@@ -207,7 +207,7 @@ class SchedulerSide:
             )
             self._lost.extend(blocks)
             return range(0)
-        lease, restored = look.lease, range(look.local, look.local + pages)
+        lease, restored = look.lease, range(look.ask.local, look.ask.local + pages)
         targets = list(blocks[restored.start : restored.stop])
         try:
             places = tuple(np.ascontiguousarray(lease.locations(part)[:pages]) for part in range(look.session.parts))

@@ -101,12 +101,12 @@ def test_reports_that_the_manager_still_waits_for_are_told_again(make: Make) -> 
     first, second = WorkerClient(), WorkerClient()
     old = make(first)
     assert old.advance()
-    old.restored(1, True, 1)
-    old.restored(2, True, 1)
+    old.restored(1, True, [(0, 1)])
+    old.restored(2, True, [(0, 1)])
     old.committed(5, [(0, 1)])
     old.abandoned(6, [(0, 1)])
     first.alive = False
-    old.restored(3, True, 1)
+    old.restored(3, True, [(0, 1)])
     second.known = ({2, 3}, {5})
     new = make(second, old)
     assert second.claimed == [([1, 2, 3], [5, 6])]
@@ -123,7 +123,7 @@ def test_a_report_that_comes_after_the_take_over_reaches_the_new_session(make: M
     new = make(second, old)
     old.committed(5, [(0, 1)])
     assert new.advance()
-    old.restored(7, False, 1)
+    old.restored(7, False, [(0, 1)])
     assert second.told == [("committed", 5), ("restored", 7)]
 
 

@@ -110,8 +110,8 @@ class FakeAttachment:
     def advance(self) -> bool:
         return True
 
-    def restored(self, lease: int, ok: bool, pages: int) -> None:
-        self.told.append(("restored", lease, ok, pages))
+    def restored(self, lease: int, ok: bool, ranges: tuple[tuple[int, int], ...]) -> None:
+        self.told.append(("restored", lease, ok, sum(count for _, count in ranges)))
 
     def committed(self, reservation: int, ranges: list[tuple[int, int]]) -> None:
         self.told_first = self.told_first and not self.rig.side._report
