@@ -252,35 +252,58 @@ def test_closing_lets_go_of_the_arenas() -> None:
     assert view() is None, "a dead Manager's memory would stay mapped"
 
 
-def test_closing_finishes_what_runs_and_fails_what_waits() -> None:
+def test_closing_finishes_every_accepted_restore_and_fails_publishes_that_have_not_begun() -> None:
+    """An engine may have promised the bytes of a restore that waits; nobody misses a page that stays unpublished."""
     engine = Engine(2, 8)
-    begun, go = threading.Event(), threading.Event()
-    results: list[bool] = []
+    engine.fill(8)
+    held: dict[str, threading.Event] = {name: threading.Event() for name in ("restore", "publish")}
+    begun: dict[str, threading.Event] = {name: threading.Event() for name in held}
+    results: dict[str, bool] = {}
 
-    def hold(_: Transfer, layer: int) -> None:
-        if layer == 0:
-            begun.set()
-            assert go.wait(DEADLINE)
+    def hold(transfer: Transfer, layer: int) -> None:
+        name = transfer.plan.request
+        if layer == 0 and name in held:
+            begun[name].set()
+            assert held[name].wait(DEADLINE)
+
+    def plan(name: str, block: int) -> CopyPlan:
+        return CopyPlan(engine.layout, np.array([block]), locate(0, np.array([0])), request=name)
+
+    def note(transfer: Transfer) -> None:
+        results[transfer.plan.request] = transfer.ok
 
     backend = HostBackend(before_layer=hold)
     backend.register_arena(arena(0, UNIT * 64))
-    plan = CopyPlan(engine.layout, np.array([1]), locate(0, np.array([0])))
-    never = threading.Event()
-    first = backend.restore(plan, on_done=lambda t: results.append(t.ok))
-    assert begun.wait(DEADLINE)
-    second = backend.restore(plan, on_done=lambda t: results.append(t.ok))
-    gated = backend.publish(plan, after=never, on_done=lambda t: results.append(t.ok))
+    backend.publish(plan("publish", 0), on_done=note)
+    assert begun["publish"].wait(DEADLINE)
+    backend.restore(plan("restore", 1), on_done=note)
+    assert begun["restore"].wait(DEADLINE)
+    waiting = [backend.restore(plan(f"restore {block}", block), on_done=note) for block in range(2, 8)]
+    unbegun = backend.publish(plan("later publish", 1), on_done=note)
     closer = threading.Thread(target=backend.close)
     closer.start()
-    assert gated.wait_all(DEADLINE) is False
-    go.set()
-    closer.join(DEADLINE)
-    assert first.ok
-    assert second.failed
-    assert second.wait_layer(0, DEADLINE) is False
-    assert sorted(results) == [False, False, True]
+    held["publish"].set()
+    assert unbegun.wait_all(DEADLINE) is False
     with pytest.raises(TransferError, match="closed"):
-        backend.restore(plan, on_done=ignore)
+        backend.restore(plan("late", 1), on_done=ignore)
+    assert not any(each.done for each in waiting), "they wait for the one that runs"
+    held["restore"].set()
+    closer.join(DEADLINE)
+    assert not closer.is_alive()
+    assert results.pop("later publish") is False
+    assert all(results.values())
+    assert len(results) == 8
+    assert (engine.slices(np.arange(1, 8)) == engine.slices(np.array([0]))).all()
+
+
+def test_closing_fails_a_publish_whose_sources_are_not_written() -> None:
+    engine = Engine(2, 8)
+    backend = HostBackend()
+    backend.register_arena(arena(0, UNIT * 64))
+    plan = CopyPlan(engine.layout, np.array([1]), locate(0, np.array([0])))
+    gated = backend.publish(plan, after=threading.Event(), on_done=ignore)
+    backend.close()
+    assert gated.failed
 
 
 def test_bounds_are_checked_before_a_byte_moves() -> None:

@@ -7,6 +7,7 @@ layer of one plan is one batch of pieces, which suits a device's batch copy with
 
 Whoever submits never blocks; queues are bounded and refuse (TransferError) when they are full. `on_done` is called
 once for each accepted plan, by the thread that copied, at once: terminal reports go to the Cache Manager from there.
+An accepted restore is carried out even when the backend closes, since an engine may have promised its bytes.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from orbitkv._arenas import Arena
 from orbitkv.errors import ConfigurationError
 from orbitkv.transfer._host import HostBackend
 from orbitkv.transfer._plan import CopyPlan, KVLayout, LayerLayout, TensorLike
-from orbitkv.transfer._transfer import Publish, Restore, Transfer
+from orbitkv.transfer._transfer import STALL_SECONDS, Publish, Restore, Transfer
 
 __all__ = [
     "BACKENDS",
+    "STALL_SECONDS",
     "CopyPlan",
     "Gate",
     "HostBackend",
@@ -71,7 +73,7 @@ class TransferBackend(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish what runs, fail what has not begun, and join the threads."""
+        """Finish accepted restores and the running publish, fail publishes that have not begun, join the threads."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 One thread restores and one publishes, each from a bounded queue. Restores overtake publishes: before each batch the
 publish thread steps aside while a restore waits or runs, for at most YIELD_SECONDS, so that publishes never starve.
-The copying itself runs outside of the interpreter lock.
+The copying itself runs outside of the interpreter lock. A restore that was accepted is carried out even when the
+backend closes, since an engine may have promised its bytes; a publish that has not begun then fails.
 
 Lock order: none is nested. `_lock` guards the arenas, the queues and the counters; waiting is on its condition.
 """
@@ -119,8 +120,11 @@ class HostBackend:
         return transfer
 
     def close(self) -> None:
-        """Finish what runs, fail what has not begun, join the threads and let go of the arenas."""
-        # I3: a copy that was begun is never aborted.
+        """Finish accepted restores and the running publish, fail publishes that have not begun, join the threads.
+
+        The arenas are let go of.
+        """
+        # I3: a copy that was begun is never aborted. A page that stays unpublished is recomputed (I10).
         with self._lock:
             self._closing = True
             self._lock.notify_all()
@@ -152,12 +156,12 @@ class HostBackend:
             raise TransferError("the host backend is closed")
 
     def _next(self, queue: deque[Job]) -> Job | None:
-        """Wait for a job; None when the backend closes. What has not begun then fails."""
+        """Wait for a job; None when the backend closes, which for restores comes after the last of them."""
         with self._lock:
             self._restoring = self._restoring and queue is not self._restores
             self._lock.notify_all()
             self._lock.wait_for(lambda: self._closing or len(queue) > 0)
-            if self._closing:
+            if not queue or (self._closing and queue is self._publishes):
                 return None
             self._restoring = self._restoring or queue is self._restores
             return queue.popleft()
@@ -165,12 +169,15 @@ class HostBackend:
     def _run_restores(self) -> None:
         while (job := self._next(self._restores)) is not None:
             self._finish(job, self._attempt(job, self._restore_layers))
-        self._fail_waiting(self._restores)
 
     def _run_publishes(self) -> None:
         while (job := self._next(self._publishes)) is not None:
             self._finish(job, self._attempt(job, self._publish_layers))
-        self._fail_waiting(self._publishes)
+        with self._lock:
+            unbegun = list(self._publishes)
+            self._publishes.clear()
+        for job in unbegun:
+            self._finish(job, False)
 
     def _attempt(self, job: Job, copy: Callable[[Job], None]) -> bool:
         try:
@@ -216,13 +223,6 @@ class HostBackend:
                 if self._closing:
                     return False
         return True
-
-    def _fail_waiting(self, queue: deque[Job]) -> None:
-        with self._lock:
-            jobs = list(queue)
-            queue.clear()
-        for job in jobs:
-            self._finish(job, False)
 
     def _finish(self, job: Job, ok: bool) -> None:
         """Record the result and report it at once; a report that cannot be sent is the reporter's to log."""
