@@ -109,7 +109,7 @@ class CacheManagerClient:
         self._arenas = ArenaTable()
         self._leases = LeaseTable(lambda: count("leases_forgotten"))
         self._queries: dict[int, Query] = {}
-        self._last_operation = 0
+        self._last = {_wire.Query: 0, _wire.Reserve: 0}  # the number of the last operation of each kind
         self._submitting = threading.Lock()
         connection, self.path = connect(socket)
         self._pushes = Pushes(self._arenas, on_arena, on_notice)
@@ -291,12 +291,13 @@ class CacheManagerClient:
         own timeout bounds the wait and CallTimeout ends it.
 
         `operation` is given where each rank has a scheduler: one number is one operation on all of them. It is greater
-        than every number that this client used before, also for reserves. A client draws its numbers or is given them.
+        than that of every earlier query of this client, and no reserve has it. A client draws its numbers or is given
+        them.
         """
         self._check_keys(keys)
         parts = key_parts(keys)
         with self._submitting:
-            query = Query(self._session, self._number(operation), namespace)
+            query = Query(self._session, self._number(_wire.Query, operation), namespace)
             self._queries[query.operation] = query
             whole = _wire.Query(
                 query.operation, REVISION, 0, len(parts), namespace.handle, group, instance, request, parts[0]
@@ -341,7 +342,7 @@ class CacheManagerClient:
         self._check_keys(keys)
         parts = key_parts(keys)
         with self._submitting:
-            reserve = Reserve(self._session, self._number(operation), namespace, len(keys) // KEY_BYTES)
+            reserve = Reserve(self._session, self._number(_wire.Reserve, operation), namespace, len(keys) // KEY_BYTES)
             whole = _wire.Reserve(
                 reserve.operation, REVISION, 0, len(parts), namespace.handle, group, instance, parts[0]
             )
@@ -399,16 +400,16 @@ class CacheManagerClient:
                 f"got {len(keys)} bytes"
             )
 
-    def _number(self, given: int | None) -> int:
+    def _number(self, kind: type[_wire.Query | _wire.Reserve], given: int | None) -> int:
         """Return the number of the next operation; with `_submitting`, so that numbers are sent in their order."""
-        number = self._last_operation + 1 if given is None else given
+        number = max(self._last.values()) + 1 if given is None else given
         expect(number, int, "operation", "a whole number")
-        if not self._last_operation < number < 1 << 64:
+        if not self._last[kind] < number < 1 << 64:
             raise ConfigurationError(
-                f"operation must be greater than {self._last_operation}, the last one of this client, and have at most "
-                f"64 bits, got {number}"
+                f"operation must be greater than {self._last[kind]}, that of this client's last "
+                f"{kind.__name__.lower()}, and have at most 64 bits, got {number}"
             )
-        self._last_operation = number
+        self._last[kind] = number
         return number
 
     def _forget(self, operation: int) -> None:
