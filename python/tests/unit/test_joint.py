@@ -67,9 +67,7 @@ def test_operations_have_the_numbers_that_the_ranks_gave_them(tmp_path: Path) ->
                 client.query(SPACE, keys, instance="i", operation=used)  # type: ignore[arg-type]
         # A reserve may wait in its rank while later queries are asked: each kind has its own order.
         assert client.reserve(SPACE, keys, instance="i", wait_us=None, operation=5).operation == 5
-        with pytest.raises(
-            ConfigurationError, match="than 5, that of this client's last reserve"
-        ):
+        with pytest.raises(ConfigurationError, match="than 5, that of this client's last reserve"):
             client.reserve(SPACE, keys, instance="i", operation=4)
         assert client.query(SPACE, keys, instance="i", wait_us=None, operation=1 << 63).state is State.READY
 
