@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from orbitkv.adapter.plans import PublishPlan
+from orbitkv.adapter.publishing import COPY_PAGES, PRESSED_SECONDS, RESERVE_PAGES_MAX, RESERVES_MAX, publish_plans
 from orbitkv.adapter.session import SchedulerSession
 from orbitkv.adapter.stats import Stats
 from orbitkv.client import Grant, Reserve
@@ -32,11 +33,7 @@ from orbitkv.errors import OrbitKVError
 from orbitkv.vllm.plans import Progress
 from orbitkv.vllm.pool import BlockPool
 
-RESERVE_PAGES_MAX = 1024  # pages of one reserve, which the Manager places under one hold; the rest waits a step
-RESERVES_MAX = 16  # unanswered reserves; at the bound nothing is collected
-COPY_PAGES = 32  # pages of one batch of a plan: a batch's blocks are given back together
 QUIET_SECONDS = 0.25  # a reserve that is unanswered for so long stops the collecting: the Manager may be stopped
-PRESSED_SECONDS = 0.1  # how long an unanswered reserve keeps its sources from an engine that runs out of blocks
 COPYING_SHARE = 2  # nothing is collected while copies hold one in this many of the engine's blocks
 PRESSED_SHARE = 4  # an engine runs out when less than one in this many of its blocks is free
 
@@ -307,22 +304,9 @@ class Publisher:
         self._give_back([batch.blocks[i] for i in others], [batch.keys[i] for i in others])
         if len(granted) == 0:
             return []
-        locations = [reserve.locations(part) for part in range(batch.session.parts)]
-        plans = []
-        for first in range(0, len(granted), COPY_PAGES):
-            chosen = granted[first : first + COPY_PAGES]
-            ordinals = np.arange(first, first + len(chosen), dtype=np.uint32)
-            blocks = [batch.blocks[i] for i in chosen]
-            ticket = next(self._tickets)
-            self._copying += len(blocks)
-            self._planned[ticket] = Planned(blocks, [batch.keys[i] for i in chosen], batch.session, reserve.reservation)
-            plans.append(
-                PublishPlan(
-                    ticket,
-                    reserve.reservation,
-                    ordinals,
-                    np.array(blocks, dtype=np.int64),
-                    tuple(np.ascontiguousarray(places[first : first + len(chosen)]) for places in locations),
-                )
-            )
+        plans = publish_plans(reserve, np.array(batch.blocks, dtype=np.int64), batch.session.parts, self._tickets)
+        for plan in plans:
+            keys = [batch.keys[i] for i in granted[plan.ordinals]]
+            self._copying += len(plan.blocks)
+            self._planned[plan.ticket] = Planned(plan.blocks.tolist(), keys, batch.session, reserve.reservation)
         return plans

@@ -10,11 +10,11 @@ import pytest
 from python.tests.unit.vllm.conftest import PAGE, Rig, make_rig
 
 from harness.fakes import FakeClient, keys_of
+from orbitkv.adapter.publishing import COPY_PAGES, RESERVES_MAX
 from orbitkv.client import Grant, State, Status
 from orbitkv.errors import ProtocolError
 from orbitkv.timeline import Timeline, parse
 from orbitkv.vllm.plans import StepReport
-from orbitkv.vllm.publisher import COPY_PAGES, RESERVES_MAX
 
 
 def restore(rig: Rig, name: str = "a", found: int = 3) -> None:
