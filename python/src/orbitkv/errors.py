@@ -97,3 +97,7 @@ class TransferError(OrbitKVError):
 
 class TransferStalled(TransferError):
     """A copy did not end within its bound. Its destination is unknown, so the engine must stop using it."""
+
+
+class EngineFault(OrbitKVError):
+    """The content of engine pages is unknown and the engine cannot recompute it: it must end. The text says why."""

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from orbitkv.adapter.attachment import Attachment, RankPlace
-from orbitkv.adapter.golden import GoldenCheck, GoldenResult, PageAccess
+from orbitkv.adapter.golden import GoldenCheck, GoldenResult, PageAccess, TensorCheck
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.plans import PublishPlan, RestorePlan, SlicePlace, slice_of
 from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.errors import ConfigurationError, OrbitKVError
 from orbitkv.timeline import Stage, Timeline
-from orbitkv.transfer import CopyPlan, Gate, KVLayout, Restore, Transfer
+from orbitkv.transfer import CopyPlan, Gate, KVLayout, Restore, Transfer, make_backend
 
 POISON = 0x5A
 
@@ -110,8 +110,16 @@ class Copies:
 
     def prove(self, attachment: Attachment, source: int, target: int) -> GoldenResult:
         """Run the golden round trip between two blocks that nobody else uses."""
-        check = GoldenCheck(attachment.client, attachment.backend, self.layout, self.pages, self.settings.call_seconds)
+        check = GoldenCheck(attachment.backend, self.layout, self.pages, self.settings.call_seconds, attachment.client)
         return check.run(source, target)
+
+    def prove_alone(self, source: int, target: int) -> GoldenResult:
+        """Run a round trip between two such blocks through memory of this process, without a Cache Manager."""
+        backend = make_backend(self.settings.transfer_backend)
+        try:
+            return TensorCheck(backend, self.layout, self.pages, self.settings.call_seconds).run(source, target)
+        finally:
+            backend.close()
 
     def corrupt(self, layer: int, plan: RestorePlan) -> None:
         """Invert one restored layer when that fault is injected."""

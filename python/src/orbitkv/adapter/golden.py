@@ -14,17 +14,18 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from orbitkv._numa import NO_NODE
 from orbitkv.adapter.logs import LOGGER
-from orbitkv.client import CacheManagerClient, Grant, State
+from orbitkv.client import Arena, CacheManagerClient, Grant, State
 from orbitkv.errors import OrbitKVError, TransferError
-from orbitkv.transfer import CopyPlan, KVLayout, Transfer, TransferBackend
+from orbitkv.transfer import LOCATION_UNIT, CopyPlan, KVLayout, Transfer, TransferBackend
 
 log = logging.getLogger(LOGGER)
 
@@ -50,29 +51,13 @@ class PageAccess(Protocol):
 
 
 @dataclass(frozen=True)
-class GoldenCheck:
-    """One rank's round trip. `seconds` bounds every wait for the Cache Manager; a copy is waited for until it ends."""
+class RoundTrip:
+    """The parts of a check: a pattern, copies there and back, a comparison. A copy slower than `seconds` is told."""
 
-    client: CacheManagerClient
     backend: TransferBackend
     layout: KVLayout
     pages: PageAccess
     seconds: float
-
-    def run(self, source: int, target: int) -> GoldenResult:
-        """Run it between two blocks that nobody else uses. Faults of the channel mean "not run"."""
-        seed = secrets.token_bytes(16)
-        try:
-            if self.client.wait_arenas(1, self.seconds) < 1:
-                return GoldenResult.NOT_RUN
-            self._fill(seed, source, target)
-            try:
-                return self._round_trip(seed, source, target)
-            finally:
-                self._blank(source, target)
-        except OrbitKVError as fault:
-            log.warning("the golden round trip could not run: %s", fault)
-            return GoldenResult.NOT_RUN
 
     def _fill(self, seed: bytes, source: int, target: int) -> None:
         for index, layer in enumerate(self.layout.layers):
@@ -84,32 +69,6 @@ class GoldenCheck:
         for index, layer in enumerate(self.layout.layers):
             for block in (source, target):
                 self.pages.write(index, block, np.zeros(layer.block_bytes, np.uint8))
-
-    def _round_trip(self, seed: bytes, source: int, target: int) -> GoldenResult:
-        namespace = self.client.open_private(self.layout.slice_bytes)
-        try:
-            key = hashlib.sha256(seed).digest()
-            rank, offset = namespace.slices[0].rank, namespace.slices[0].offset
-            reserve = self.client.reserve(namespace, key, instance="", wait_us=int(self.seconds * 1e6))
-            if not reserve.answered or list(reserve.grants) != [Grant.GRANTED]:
-                reserve.drop()
-                return GoldenResult.NOT_RUN
-            if not self._copy(self.backend.publish, source, reserve.locations(0), offset):
-                self.client.abandoned(reserve.reservation, rank, [(0, 1)])
-                return GoldenResult.NOT_RUN
-            self.client.committed(reserve.reservation, rank, [(0, 1)])
-            query = self.client.query(namespace, key, instance="", wait_us=int(self.seconds * 1e6))
-            if query.state is not State.READY or query.lease is None:
-                query.cancel()
-                return GoldenResult.NOT_RUN
-            query.lease.begin(1)
-            arrived = self._copy(self.backend.restore, target, query.lease.locations(0), offset)
-            self.client.restored(query.lease.id, rank, arrived, self.layout.slice_bytes if arrived else 0, [(0, 1)])
-            if not arrived:
-                return GoldenResult.NOT_RUN
-            return self._compare(seed, target)
-        finally:
-            self.client.close_private()
 
     def _compare(self, seed: bytes, target: int) -> GoldenResult:
         for index, layer in enumerate(self.layout.layers):
@@ -138,6 +97,114 @@ class GoldenCheck:
             )
             done.wait()
         return transfer.ok
+
+
+@dataclass(frozen=True)
+class GoldenCheck(RoundTrip):
+    """One rank's round trip through the Cache Manager, for which no wait is longer than `seconds`.
+
+    A copy is waited for until it ends.
+    """
+
+    client: CacheManagerClient
+
+    def run(self, source: int, target: int) -> GoldenResult:
+        """Run it between two blocks that nobody else uses. Faults of the channel mean "not run"."""
+        seed = secrets.token_bytes(16)
+        try:
+            if self.client.wait_arenas(1, self.seconds) < 1:
+                return GoldenResult.NOT_RUN
+            self._fill(seed, source, target)
+            try:
+                return self._round_trip(seed, source, target)
+            finally:
+                self._blank(source, target)
+        except OrbitKVError as fault:
+            log.warning("the golden round trip could not run: %s", fault)
+            return GoldenResult.NOT_RUN
+
+    def _round_trip(self, seed: bytes, source: int, target: int) -> GoldenResult:
+        namespace = self.client.open_private(self.layout.slice_bytes)
+        try:
+            key = hashlib.sha256(seed).digest()
+            rank, offset = namespace.slices[0].rank, namespace.slices[0].offset
+            reserve = self.client.reserve(namespace, key, instance="", wait_us=int(self.seconds * 1e6))
+            if not reserve.answered or list(reserve.grants) != [Grant.GRANTED]:
+                reserve.drop()
+                return GoldenResult.NOT_RUN
+            if not self._copy(self.backend.publish, source, reserve.locations(0), offset):
+                self.client.abandoned(reserve.reservation, rank, [(0, 1)])
+                return GoldenResult.NOT_RUN
+            self.client.committed(reserve.reservation, rank, [(0, 1)])
+            query = self.client.query(namespace, key, instance="", wait_us=int(self.seconds * 1e6))
+            if query.state is not State.READY or query.lease is None:
+                query.cancel()
+                return GoldenResult.NOT_RUN
+            query.lease.begin(1)
+            arrived = self._copy(self.backend.restore, target, query.lease.locations(0), offset)
+            self.client.restored(query.lease.id, rank, arrived, self.layout.slice_bytes if arrived else 0, [(0, 1)])
+            if not arrived:
+                return GoldenResult.NOT_RUN
+            return self._compare(seed, target)
+        finally:
+            self.client.close_private()
+
+
+@dataclass(frozen=True)
+class TensorCheck(RoundTrip):
+    """One rank's round trip through memory of its own, while no Cache Manager is needed and none may be there."""
+
+    def run(self, source: int, target: int) -> GoldenResult:
+        """Run it between two blocks that nobody else uses. The backend must have no arena yet."""
+        seed = secrets.token_bytes(16)
+        size = -(-self.layout.slice_bytes // LOCATION_UNIT) * LOCATION_UNIT
+        self.backend.register_arena(Arena(0, NO_NODE, size, np.zeros(size, np.uint8)))
+        place = np.zeros(1, np.uint64)
+        self._fill(seed, source, target)
+        try:
+            for submit, block in ((self.backend.publish, source), (self.backend.restore, target)):
+                if not self._copy(submit, block, place, 0):
+                    return GoldenResult.NOT_RUN
+            return self._compare(seed, target)
+        finally:
+            self._blank(source, target)
+            self.backend.unregister_arena(0)
+
+
+class ScratchPages:
+    """Blocks in memory of their own, laid out as a layout says, for a check while the engine's blocks are in use."""
+
+    def __init__(self, layout: KVLayout, blocks: int) -> None:
+        self._memory: npt.NDArray[np.uint8] = np.zeros(blocks * layout.slice_bytes, np.uint8)
+        base = int(self._memory.ctypes.data)
+        self.layout = KVLayout(
+            tuple(
+                replace(
+                    layer,
+                    address=base + blocks * layer.offset,
+                    blocks=blocks,
+                    block_stride=layer.block_bytes,
+                )
+                for layer in layout.layers
+            ),
+            blocks,
+            layout.slice_bytes,
+            self._memory,
+        )
+
+    def write(self, layer: int, block: int, content: npt.NDArray[np.uint8]) -> None:
+        """Put `content` into the block."""
+        self._rows(layer)[block] = content
+
+    def read(self, layer: int, block: int) -> npt.NDArray[np.uint8]:
+        """Return the block's bytes."""
+        content: npt.NDArray[np.uint8] = self._rows(layer)[block].copy()
+        return content
+
+    def _rows(self, layer: int) -> npt.NDArray[np.uint8]:
+        place = self.layout.layers[layer]
+        start = place.offset * self.layout.blocks
+        return self._memory[start : start + self.layout.blocks * place.block_bytes].reshape(-1, place.block_bytes)
 
 
 def pattern(seed: bytes, layer: int, size: int) -> npt.NDArray[np.uint8]:

@@ -17,7 +17,7 @@ just for the next one. A question that finds it full is not put: the answer is "
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from orbitkv.adapter.breaker import Breaker
@@ -36,20 +36,20 @@ WAITS_MAX = 4096  # requests beyond those of the lookups whose waiting time is r
 class Ask:
     """One question of the engine. `keys` makes the joined keys of pages local to local + pages.
 
-    `last` is the last of the keys where the engine has it at hand, which tells one question from another. `operation`
-    is the number of a joint operation (see `CacheManagerClient.query`).
+    `names` are the keys as the engine writes them, where it has them at hand: the last one, which stands for the whole
+    chain, tells one question from another. `operation` is the number of a joint operation (`CacheManagerClient.query`).
     """
 
     request: str
     local: int
     pages: int
     keys: Callable[[], bytes]
-    last: str = ""
+    names: Sequence[str] = ()
     operation: int | None = None
 
     def same(self, other: Ask) -> bool:
         """Return whether both ask for the same pages."""
-        return (self.local, self.pages, self.last) == (other.local, other.pages, other.last)
+        return (self.local, self.pages, self.names[-1:]) == (other.local, other.pages, other.names[-1:])
 
 
 @dataclass

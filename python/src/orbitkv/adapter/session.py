@@ -111,8 +111,8 @@ class SchedulerSession:
     ) -> SchedulerSession:
         """Open a session. ManagerUnavailable, Refused and ChannelError say why not.
 
-        `on_bound` counts the bounds of the client that bite, by name. `rank` is the one that it schedules for, where the
-        ranks schedule their instance together.
+        `on_bound` counts the bounds of the client that bite, by name. `rank` is the one that it schedules for, where
+        the ranks schedule their instance together.
         """
         client = CacheManagerClient(
             settings.socket,

@@ -18,11 +18,13 @@ from typing import Protocol
 from orbitkv._arenas import Arena
 from orbitkv.errors import ConfigurationError
 from orbitkv.transfer._host import HostBackend
+from orbitkv.transfer._pieces import LOCATION_UNIT
 from orbitkv.transfer._plan import CopyPlan, KVLayout, LayerLayout, TensorLike
 from orbitkv.transfer._transfer import STALL_SECONDS, Publish, Restore, Transfer
 
 __all__ = [
     "BACKENDS",
+    "LOCATION_UNIT",
     "STALL_SECONDS",
     "CopyPlan",
     "Gate",

@@ -1,0 +1,138 @@
+"""SGLang's unified radix cache with OrbitKV behind it: what all ranks must agree on, and what is kept waiting.
+
+Ranks agree without a collective of their own. `match` reduces a mask of page counts over the ranks by MIN: its element
+0, which the engine leaves unused, says that a rank has an answer. `check_hicache_events` reduces two counts by MIN once
+a pass: the vector gets two elements more, which tell whether all ranks may use the same life of the Cache Manager.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from orbitkv.sglang.linker import OrbitKVLinker
+
+LIFE_BITS = (
+    31  # of a life of the Manager in the ranks' vote; two lives that share them are told apart by their sessions
+)
+
+
+class OrbitKVLinkerWrapper(UnifiedCacheLinkerWrapper):
+    """The tree's side of the linker: `held` are requests for which a rank had no answer yet."""
+
+    cache_linker: OrbitKVLinker
+
+    def __init__(self, cache: UnifiedRadixCache, cache_linker: OrbitKVLinker) -> None:
+        super().__init__(cache, cache_linker)
+        self.held: set[str] = set()
+        self._asking = ""
+
+    def match(self, key: Any, req: Any, result: Any) -> Any:
+        """Ask for what the device lacks; a promise of an earlier pass is void."""
+        self.hit_markers.pop(req.rid, None)
+        self.held.discard(req.rid)
+        self._asking = req.rid
+        return super().match(key, req, result)
+
+    def release_request(self, rid: str) -> None:
+        """Let go of a request that was aborted while it waited."""
+        self.held.discard(rid)
+        super().release_request(rid)
+
+    def reset(self) -> None:
+        """Forget with the tree."""
+        super().reset()
+        self.held.clear()
+
+    def _sync_restorable_prefix(self, restorable: list[int], *, num_pages: int, device_hit_pages: int) -> int:
+        """Return the longest prefix that all ranks promise, 0 when one has no answer, and then the request is held."""
+        mask = torch.zeros(num_pages + 1, dtype=torch.int)
+        mask[0] = int(self.cache_linker.answered)
+        mask[1 + device_hit_pages : 1 + min(len(restorable), num_pages)] = 1
+        self.cache._all_reduce_attn_groups(mask, torch.distributed.ReduceOp.MIN)
+        if not mask[0]:
+            self.held.add(self._asking)
+            return 0
+        return int(mask.nonzero()[-1])
+
+
+class OrbitKVRadixCache(UnifiedRadixCache):
+    """The unified radix cache that `--radix-cache-backend orbitkv` builds."""
+
+    linker: OrbitKVLinkerWrapper
+
+    def init_cache_linker(self, cache_linker: OrbitKVLinker) -> None:
+        """Attach the linker."""
+        self.linker = OrbitKVLinkerWrapper(self, cache_linker)
+
+    def check_hicache_events(self) -> None:
+        """Begin a pass: take what ended on every rank, and agree on the Cache Manager's life."""
+        wrapper, linker = self.linker, self.linker.cache_linker
+        life = int.from_bytes(linker.begin_pass(), "little") % ((1 << LIFE_BITS) - 1)
+        counts = [wrapper.num_completed_loads(), wrapper.num_completed_offloads(), life, -life]
+        agreed = torch.tensor(counts, dtype=torch.int, device="cpu")
+        self._all_reduce_attn_groups(agreed, torch.distributed.ReduceOp.MIN)
+        loads, offloads, least, most = agreed.tolist()
+        wrapper.drain_loads(loads)
+        results = wrapper.take_completed_offloads(offloads)
+        if results:
+            common = torch.tensor(results, dtype=torch.int, device="cpu")
+            self._all_reduce_attn_groups(common, torch.distributed.ReduceOp.MIN)
+            wrapper.commit_completed_offloads([bool(result) for result in common.tolist()])
+        if linker.side.agree(life != 0 and least == -most):
+            self._forget_stored()
+
+    def holds(self, rid: str) -> bool:
+        """Return whether the request is kept waiting; the same on every rank."""
+        return rid in self.linker.held
+
+    def _forget_stored(self) -> None:
+        """Unmark every node that an earlier life of the Manager stored: a hit publishes it again.
+
+        All ranks do it in the same pass, so that their publishes stay in one order.
+        """
+        nodes = [self.tree_core.root_node]
+        while nodes:
+            node = nodes.pop()
+            node.external_cache_stored = False
+            nodes.extend(node.children.values())
+
+
+def admit(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Admit a request to the batch, around `PrefillAdder.add_one_req`; pass over one that is held."""
+    cache = adder.tree_cache
+    if not isinstance(cache, OrbitKVRadixCache):
+        return original(adder, req, *args, **kwargs)
+    side = cache.linker.cache_linker.side
+    if cache.holds(req.rid):
+        side.keep_waiting(req.rid)
+        return AddReqResult.CONTINUE
+    result = original(adder, req, *args, **kwargs)
+    if adder.can_run_list and adder.can_run_list[-1] is req:
+        side.admitted(req.rid)
+    return result
+
+
+def change_weights(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """Change weights, around the engine's updater: nothing is restored or published from now to the next flush.
+
+    The flush is part of the change unless the caller asked to leave it out. The ranks enter one new epoch.
+    """
+    cache = updater.scheduler.tree_cache
+    if isinstance(cache, OrbitKVRadixCache):
+        cache.linker.cache_linker.side.rest(common_epoch(updater.tp_cpu_group))
+    return original(updater, *args, **kwargs)
+
+
+def common_epoch(group: Any) -> int:
+    """Return random bits that rank 0 of the group draws for all; never zero, the epoch that all instances share."""
+    epoch = torch.tensor([secrets.randbits(63) or 1], dtype=torch.int64)
+    if torch.distributed.get_world_size(group) > 1:
+        torch.distributed.broadcast(epoch, torch.distributed.get_global_rank(group, 0), group=group)
+    return int(epoch)

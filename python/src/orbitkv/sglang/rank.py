@@ -1,0 +1,322 @@
+"""One rank of SGLang, which is scheduler and worker in one process: what it may promise, restores and publishes.
+
+The engine's scheduler thread calls in here, in the order of a pass:
+
+    begin_pass   what ended, answers of reserves; then the ranks agree on the Manager's life
+    lookup       for every request that the engine considers; ask, hold the lease, promise
+    queue_load   an admitted request's pages, whose lease it holds
+    start_loads  begin and submit all of them; the pass's promises end
+
+and between passes `offload` and, when the engine's cache is reset, `reset`. Nothing here waits longer than
+`orbitkv.query_wait_us` in one pass, but for `reset` and `close`, which wait for copies that run (I2).
+
+Two links keep the sessions with the Cache Manager. They exchange one only while no promise of a pass is open
+(`PassGuard`), since SGLang cannot take a promise back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from orbitkv.adapter.attachment import RankPlace
+from orbitkv.adapter.breaker import Breaker
+from orbitkv.adapter.copies import Copies, refuse_mismatch
+from orbitkv.adapter.golden import GoldenResult, PageAccess
+from orbitkv.adapter.link import Link
+from orbitkv.adapter.logs import LOGGER
+from orbitkv.adapter.lookup import Ask, Lookups, Window
+from orbitkv.adapter.plans import Blocks
+from orbitkv.adapter.session import Epoch, SchedulerSession
+from orbitkv.adapter.settings import Settings
+from orbitkv.adapter.stats import Stats
+from orbitkv.errors import EngineFault
+from orbitkv.sglang.loads import Load, Loads
+from orbitkv.sglang.offloads import Offloads
+from orbitkv.sglang.proof import ProvenAttachment
+from orbitkv.timeline import Timeline
+from orbitkv.transfer import Gate, KVLayout
+
+WINDOW_REQUESTS = 8  # look-ups that may hold or await a lease
+WINDOW_SHARE = 4  # and the share of the instance's budget that their pages may be: one in so many
+PRESSED_SHARE = 4  # the engine runs out of pages when less than one in so many can be had
+
+log = logging.getLogger(LOGGER)
+
+
+@dataclass(frozen=True)
+class EngineTensors:
+    """The engine's KV pool by pages: layout, access by page, and the last layout layer of each engine layer."""
+
+    layout: KVLayout
+    pages: PageAccess
+    layer_last: Sequence[int]
+
+
+class PassGuard:
+    """Keeps the links from exchanging a session between a promise and its begin.
+
+    The scheduler's thread never waits for it: while a link holds it nothing is promised.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entered = False  # the scheduler's thread alone
+        self._counting = threading.Lock()
+        self._exchanges = 0  # that wait or run; without it a busy engine would never let one in
+
+    def enter(self) -> bool:
+        """Open this pass's promises; return False while a link exchanges its session or is about to."""
+        if not self._entered and self._exchanges == 0:
+            self._entered = self._lock.acquire(blocking=False)
+        return self._entered
+
+    def leave(self) -> None:
+        """End this pass's promises, if there were any."""
+        if self._entered:
+            self._entered = False
+            self._lock.release()
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Wait for the end of the pass and keep promises off meanwhile; for the links' threads."""
+        with self._counting:
+            self._exchanges += 1
+        try:
+            with self._lock:
+                yield
+        finally:
+            with self._counting:
+                self._exchanges -= 1
+
+
+class RankSide:
+    """See the module's text. `facts` are the namespace facts of this rank."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: RankPlace,
+        tensors: EngineTensors,
+        facts: Mapping[str, str],
+        timeline: Timeline,
+        stats: Stats | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.stats = stats or Stats()
+        self.epoch = Epoch()
+        self.available: Callable[[], float] = lambda: 1.0  # the share of the engine's pages that it can still allocate
+        self._place = place
+        self._tensors = tensors
+        self._facts = facts
+        self._timeline = timeline
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._guard = PassGuard()
+        self._copies = Copies(settings, place, tensors.layout, tensors.pages, timeline, self.stats, clock)
+        self.loads = Loads(self._copies, tensors.layer_last, timeline, clock)
+        self.offloads = Offloads(self._copies, settings, self.stats, self._number, clock)
+        self.offloads.pressed = lambda: self.available() * PRESSED_SHARE < 1.0
+        self.lookups = Lookups(settings, Breaker(), self.stats, clock, self._wait_left_us)
+        self.lookups.patient_from_start = False
+        self._wait_until = 0.0
+        self._agreed = False  # in this pass, and for every rank
+        self._life = b""  # the Manager's life that the ranks agreed on last
+        self._resting = False  # the engine's pages are of two kinds of weights
+        self._scheduler: Link[SchedulerSession] = Link(
+            f"scheduler of rank {place.rank}", self._connect_scheduler, exchange=self._guard.exchange
+        )
+        self._worker: Link[ProvenAttachment] = Link(
+            f"rank {place.rank}", self._connect_worker, exchange=self._guard.exchange
+        )
+
+    @property
+    def world(self) -> int:
+        """Return how many ranks the instance has."""
+        return self._place.world
+
+    def begin(self) -> None:
+        """Connect, attach and prove the tensors while every page is spare. ConfigurationError on other bytes."""
+        refuse_mismatch(self._copies.prove_alone(1, 2))  # page 0 is the pool's padding
+        self._worker.start()
+        attachment = self._worker.session
+        if attachment is not None and attachment.result is GoldenResult.MISMATCH:
+            self._worker.stop()
+            refuse_mismatch(attachment.result)
+        self._scheduler.start()
+
+    # The order of a pass.
+
+    def begin_pass(self) -> None:
+        """End what the pass before promised, and take what ended or was answered meanwhile."""
+        self._end_promises()
+        self._wait_until = self._clock() + self.settings.query_wait_us / 1e6
+        usable = self._agreed and not self._resting
+        session, attachment = self._sessions() if usable else (None, None)
+        self.offloads.pump(session, attachment)
+        self.stats.gauge("pending_prefetches", self.lookups.pending)
+
+    def life(self) -> bytes:
+        """Return the Manager's life that this rank could use now, empty for none."""
+        session, attachment = self._sessions()
+        if session is None or attachment is None or self._resting or session.incarnation != attachment.incarnation:
+            return b""
+        return session.incarnation
+
+    def agree(self, agreed: bool) -> bool:
+        """Take whether every rank named the same life in this pass; return whether it is one that is new to them."""
+        self._agreed = agreed
+        life = self.life() if agreed else b""
+        if life in (b"", self._life):
+            return False
+        self._life = life
+        return True
+
+    def lookup(self, request: str, keys: Sequence[str]) -> int | None:
+        """Return how many leading pages are leased for the request, or None for "no answer yet".
+
+        `keys` are SGLang's page hashes, 64 hexadecimal digits each. A promise holds until the pass ends.
+        """
+        number = self._number()  # Drawn by every call, so that all ranks count alike.
+        session, attachment = self._sessions() if self._agreed and not self._resting else (None, None)
+        if session is None or attachment is None or session.incarnation != attachment.incarnation:
+            self.lookups.drop(request)
+            return 0
+        if self.loads.pending(request):
+            return None
+        if not self._guard.enter():
+            return None
+        budget = session.namespace.budget_bytes // WINDOW_SHARE // session.namespace.page_bytes
+        self.lookups.window = Window(WINDOW_REQUESTS, budget)
+        ask = Ask(request, 0, len(keys), lambda: bytes.fromhex("".join(keys)), keys, number)
+        return self.lookups.answer(session, ask)
+
+    def keep_waiting(self, request: str) -> None:
+        """Say that the engine passed the request over, since a rank had no answer: its patience begins."""
+        self.lookups.reached(request)
+
+    def admitted(self, request: str) -> None:
+        """Say that the engine admitted the request: what it still holds is given back."""
+        self.lookups.finish(request)
+
+    def forget(self, request: str) -> None:
+        """Let go of a request that the engine aborted while it waited."""
+        self.lookups.finish(request)
+
+    def queue_load(self, request: str, keys: Sequence[str], pages: Blocks) -> None:
+        """Take an admitted request's restore: keys of its look-up, in their order, and the engine's pages for them."""
+        look = self.lookups.take(request)
+        attachment = self._worker.session_of(look.session.incarnation) if look is not None else None
+        places = places_of(keys, look.ask.names[: look.found]) if look is not None else None
+        if look is None or look.lease is None or attachment is None or places is None:
+            raise EngineFault(
+                f"SGLang restores {len(keys)} pages of request {request} that were not promised in this pass, so this "
+                "release of it does not fit the adapter. Start it without --radix-cache-backend orbitkv"
+            )
+        self.loads.queue(Load(request, look.session, attachment, look.lease, places, pages))
+
+    def start_loads(self) -> int:
+        """Begin the pass's restores and end its promises; return the batch's consumer index, -1 without any."""
+        index = self.loads.start()
+        self._end_promises()
+        return index
+
+    # Between passes.
+
+    def offload(self, keys: Sequence[str], pages: Blocks, fence: Gate | None) -> None:
+        """Take pages to publish. Never refused: what cannot be published completes as failed, in its turn."""
+        self.offloads.offer(bytes.fromhex("".join(keys)), pages, fence)
+
+    def reset(self) -> None:
+        """Let every copy end and forget what the engine forgets; the Cache Manager keeps its pages."""
+        self.loads.quiesce()
+        self.offloads.quiesce()
+        self.lookups.drop_all()
+        self._guard.leave()
+        if self._resting:
+            self._resting = False
+            log.info("the cache was emptied after a change of weights: epoch %x", self.epoch.value)
+
+    def rest(self, epoch: int) -> None:
+        """Stop restoring and publishing, since the weights change; go on in a new epoch after the next reset.
+
+        Until then the engine's pages may be of the old weights, of the new ones or of both.
+        """
+        self._resting = True
+        self._agreed = False
+        self.lookups.drop_all()
+        self.offloads.forget()
+        self.epoch.move(epoch)
+        self._scheduler.wake()
+        log.info("the weights change: nothing is restored or published before the cache is flushed")
+
+    def close(self) -> None:
+        """Let every copy end, give everything back and end the links' threads."""
+        self.loads.quiesce()
+        self.offloads.quiesce()
+        self.lookups.drop_all()
+        self._guard.leave()
+        self._scheduler.stop()
+        self._worker.stop()
+
+    def _number(self) -> int:
+        return next(self._numbers)
+
+    def _wait_left_us(self) -> int:
+        """Return what is left of this pass's wait for answers."""
+        return max(0, round((self._wait_until - self._clock()) * 1e6))
+
+    def _end_promises(self) -> None:
+        self.lookups.end_pass()
+        self._guard.leave()
+
+    def _sessions(self) -> tuple[SchedulerSession | None, ProvenAttachment | None]:
+        """Return the sessions that may be used now: registered, attached and proved."""
+        session, attachment = self._scheduler.session, self._worker.session
+        if session is not None and not session.registered:
+            session = None
+        if attachment is not None and not (attachment.attached and attachment.proven):
+            attachment = None
+        return session, attachment
+
+    def _connect_scheduler(self, previous: SchedulerSession | None) -> SchedulerSession:
+        return SchedulerSession.connect(
+            self.settings,
+            self._place.instance,
+            self.epoch,
+            self._scheduler.wake,
+            previous,
+            self.stats.count,
+            self._place.rank,
+        )
+
+    def _connect_worker(self, previous: ProvenAttachment | None) -> ProvenAttachment:
+        return ProvenAttachment(
+            self.settings,
+            self._place,
+            self._tensors.layout,
+            self._facts,
+            self._timeline,
+            previous,
+            lambda: self.epoch.value,
+            self.stats.count,
+        )
+
+
+def places_of(keys: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.int64] | None:
+    """Return where the keys stand among the names, None unless they stand there in the same order."""
+    if list(names[: len(keys)]) == list(keys):
+        return np.arange(len(keys))
+    index = {name: place for place, name in enumerate(names)}
+    places = np.array([index.get(key, -1) for key in keys], np.int64)
+    increasing = len(places) > 0 and places[0] >= 0 and bool((np.diff(places) > 0).all())
+    return places if increasing else None
