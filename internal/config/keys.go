@@ -14,7 +14,7 @@ const (
 type Key struct {
 	Flag        string // of orbitkv serve, without dashes; empty when there is none
 	Environment string // variable; empty when there is none
-	Connector   string // name in vLLM's kv_connector_extra_config; empty when there is none
+	Connector   string // name in vLLM's kv_connector_extra_config and in SGLang's ORBITKV_CONFIG; empty when there is none
 	Side        Side
 	Default     string // as a user would write it, or a description in parentheses when it follows from something else
 	Unit        string // bytes, ms, us, path, switch, or empty for a word
@@ -73,6 +73,10 @@ var Keys = []Key{
 	{
 		Flag: FlagLogLevel, Environment: "ORBITKV_LOG_LEVEL", Side: Manager, Default: "info",
 		Meaning: "debug, info, warn or error.",
+	},
+	{
+		Environment: "ORBITKV_CONFIG", Side: Adapter, Unit: "path", Default: "",
+		Meaning: "JSON file of connector keys for SGLang, which hands none over: one object, in which `orbitkv.socket` and the others stand as under vLLM.",
 	},
 	{
 		Environment: "ORBITKV_TIMEOUT_MS", Connector: "orbitkv.timeout_ms", Side: Adapter, Unit: "ms", Default: "5000", Least: 10, Most: 600_000,

@@ -20,7 +20,7 @@ var (
 	flagName     = regexp.MustCompile("(?:^|[\\s`\"'(=])--([a-z][a-z0-9-]*)")
 	variableName = regexp.MustCompile(`\bORBITKV_[A-Z0-9_]+\b`)
 	keyName      = regexp.MustCompile("[`\"']orbitkv\\.([a-z_]+)[`\"':]")
-	metricName   = regexp.MustCompile(`\b(?:vllm:)?orbitkv_[a-z0-9_]+\b`)
+	metricName   = regexp.MustCompile(`\b(?:vllm:|sglang:)?(orbitkv_[a-z0-9_]+)\b`) // an engine's name before it is no part of it
 	verbFlag     = regexp.MustCompile(`\.(?:Bool|String|Duration|Int|Uint64)(?:Var)?\((?:&[\w.]+, )?"([a-z-]+)"`)
 )
 
@@ -95,7 +95,7 @@ func namesIn(line string) []string {
 }
 
 func TestUnknownNames(t *testing.T) {
-	reference := []file{{"docs/reference/r.md", "| `--pool-size` | `ORBITKV_POOL_SIZE` | `orbitkv.socket` | `orbitkv_pool_used_bytes` | `vllm:orbitkv_load_bytes` |"}}
+	reference := []file{{"docs/reference/r.md", "| `--pool-size` | `ORBITKV_POOL_SIZE` | `orbitkv.socket` | `orbitkv_pool_used_bytes` | `orbitkv_load_bytes` |"}}
 	commands := []file{{"cmd/orbitkv/status.go", `asJSON := flags.Bool("json", false, "print JSON")`}}
 	python := []file{{"python/src/orbitkv/client.py", "x = ORBITKV_NOTHING\n"}, {"tools/envs.py", "ORBITKV_CACHE\n"}}
 	for text, want := range map[string]string{
@@ -110,7 +110,8 @@ func TestUnknownNames(t *testing.T) {
 		"`orbitkv_pool_used_bytes`":                    "",
 		"`orbitkv_pool_free_bytes`":                    "names orbitkv_pool_free_bytes",
 		"`vllm:orbitkv_load_bytes`":                    "",
-		"`vllm:orbitkv_loads`":                         "names vllm:orbitkv_loads",
+		"`vllm:orbitkv_loads`":                         "names orbitkv_loads",
+		"`sglang:orbitkv_load_bytes`":                  "",
 		"a dash -- between words, a---b, `x --`, <!--": "",
 	} {
 		breaches := unknownNames([]file{{"a.md", text}}, reference, commands, python)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 class Key(NamedTuple):
     """One key; a default of None follows from something else, which the meaning or the page tells."""
 
-    #: name in kv_connector_extra_config, empty when there is none
+    #: name among the connector keys, empty when there is none
     connector: str
     #: environment variable
     environment: str
@@ -25,6 +25,7 @@ class Key(NamedTuple):
 
 KEYS: Final = (
     Key("orbitkv.socket", "ORBITKV_SOCKET", None, "path", 0, 0),
+    Key("", "ORBITKV_CONFIG", "", "path", 0, 0),
     Key("orbitkv.timeout_ms", "ORBITKV_TIMEOUT_MS", "5000", "ms", 10, 600000),
     Key("orbitkv.query_wait_us", "ORBITKV_QUERY_WAIT_US", "1000", "us", 100, 10000000),
     Key("orbitkv.load_wait_ms", "ORBITKV_LOAD_WAIT_MS", "1000", "ms", 0, 600000),

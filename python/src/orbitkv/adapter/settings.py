@@ -1,13 +1,16 @@
-"""The adapter's settings: `kv_connector_extra_config` first, then the environment, then the default.
+"""The adapter's settings: the engine's extra configuration first, then the environment, then the default.
 
-Names, defaults and bounds are rows of the product's one table of configuration keys.
+vLLM hands the extra configuration over (`kv_connector_extra_config`); SGLang has none, so it is one JSON file that
+ORBITKV_CONFIG names. Names, defaults and bounds are rows of the product's one table of configuration keys.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from orbitkv import _config
@@ -15,6 +18,7 @@ from orbitkv.adapter.faults import Fault, parse_fault
 from orbitkv.errors import ConfigurationError
 
 PREFIX = "orbitkv."
+CONFIG_FILE = "ORBITKV_CONFIG"
 TABLE = {key.connector: key for key in _config.KEYS if key.connector}
 
 
@@ -41,13 +45,38 @@ class Settings:
         return self.load_wait_ms / 1e3
 
 
-def read_settings(extra: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
-    """Read and check every key. ConfigurationError names the key, its value and what it may be."""
-    unknown = sorted(name for name in extra if name.startswith(PREFIX) and name not in TABLE)
+def read_file(environment: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+    """Return the connector keys of the file that ORBITKV_CONFIG names, nothing when it names none.
+
+    ConfigurationError when it cannot be read, is no JSON object, or holds anything but connector keys.
+    """
+    name = (os.environ if environment is None else environment).get(CONFIG_FILE, "")
+    if not name:
+        return {}
+    try:
+        values = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as fault:
+        raise ConfigurationError(f"{CONFIG_FILE} names {name}, which cannot be used: {fault}") from fault
+    if not isinstance(values, dict):
+        raise ConfigurationError(
+            f'{CONFIG_FILE} names {name}, which must hold one object of connector keys: {{"orbitkv.socket": "..."}}'
+        )
+    refuse_unknown(values, lambda _: True)
+    return values
+
+
+def refuse_unknown(extra: Mapping[str, Any], ours: Callable[[str], bool]) -> None:
+    """Refuse the names among `ours` that are no connector keys, with the list of those that are."""
+    unknown = sorted(name for name in extra if ours(name) and name not in TABLE)
     if unknown:
         raise ConfigurationError(
             f"unknown connector keys {', '.join(unknown)}; the keys are {', '.join(sorted(TABLE))}"
         )
+
+
+def read_settings(extra: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
+    """Read and check every key. ConfigurationError names the key, its value and what it may be."""
+    refuse_unknown(extra, lambda name: name.startswith(PREFIX))
     values = os.environ if environment is None else environment
 
     def text(name: str) -> str:

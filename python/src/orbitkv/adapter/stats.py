@@ -1,4 +1,9 @@
-"""Counters and observations of one interval, on either side, before they become the engine's metrics."""
+"""Counters and observations of one interval, on either side, before they become the engine's metrics.
+
+What they are not: `load_*` counts restores whose bytes arrived, by rank, and its duration runs from submission to the
+last byte, waiting in the copy queue included; `save_*` says that bytes are in host memory, not that they are durable;
+`prefetch_*` is the time from a query to its usable answer, and no bytes move in it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ COUNTERS = (
     "save_skipped",
     "save_bytes",
     "query_unanswered",
+    "query_deferred",
     "breaker_opened",
     "messages_refused",
     "leases_forgotten",
@@ -30,6 +36,35 @@ HISTOGRAMS = (
     "save_blocks",
 )
 GAUGES = ("pending_prefetches", "pending_save_requests")
+
+SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+BLOCKS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+HELP = {
+    "load_success": "Restores whose every byte arrived, counted by each rank.",
+    "load_failure": "Restores that failed or could not be begun; the engine recomputed their tokens.",
+    "load_bytes": "Bytes that restores copied into engine blocks, over all ranks.",
+    "save_success": "Pages that ranks copied out, counted by each rank.",
+    "save_failure": "Pages whose publish failed or was given up.",
+    "save_skipped": "Pages that were not published because a bound was reached or no Manager was there.",
+    "save_bytes": "Bytes that publishes copied out of engine blocks, over all ranks.",
+    "query_unanswered": "Waits for a query's answer that passed without one.",
+    "query_deferred": "Questions that were not put, since the window of leases was full.",
+    "breaker_opened": "Seconds without queries and hits that unanswered waits began.",
+    "messages_refused": "Messages to the Cache Manager that found the channel's queue full.",
+    "leases_forgotten": "Begun restores past the bound of those named after a lost connection.",
+    "reports_forgotten": "Reports past the bound of those told again after a lost connection.",
+    "observations_dropped": "Observations that the histograms lack, since one interval had too many.",
+    "prefetch_duration_seconds": "Seconds from a query to its usable answer.",
+    "prefetch_blocks": "Pages found by a query.",
+    "load_duration_seconds": "Seconds from a restore's submission to its last byte.",
+    "load_blocks": "Pages of a restore.",
+    "layer_wait_seconds": "Seconds that the forward waited for one layer's bytes.",
+    "save_duration_seconds": "Seconds from the submission of a publish to its last byte.",
+    "save_blocks": "Pages of one publish.",
+    "pending_prefetches": "Queries whose answer cannot be used yet.",
+    "pending_save_requests": "Publish batches between their reserve and the return of their blocks.",
+}
 
 OBSERVATIONS_MAX = 4096  # of one histogram in one interval; later ones only count as observations_dropped
 
@@ -68,6 +103,11 @@ class Stats:
         with self._lock:
             values, self._values = self._values, {}
             return values
+
+
+def buckets_of(name: str) -> tuple[float, ...]:
+    """Return the buckets of a histogram."""
+    return SECONDS_BUCKETS if name.endswith("_seconds") else BLOCKS_BUCKETS
 
 
 def add(values: Values, name: str, by: float) -> None:

@@ -6,13 +6,11 @@ equal tokens.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import vllm
@@ -21,9 +19,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Unif
 
 from orbitkv._numa import NO_NODE, node_of_process
 from orbitkv.adapter.attachment import RankPlace
+from orbitkv.adapter.facts import config_digest, digest_of
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.errors import ConfigurationError
-from orbitkv.identity import FINGERPRINT, ModelDigest, cache_scope, digest_text, model_digest
+from orbitkv.identity import cache_scope, digest_text
 from orbitkv.vllm.scheduler import Geometry
 from orbitkv.vllm.worker import EngineLayers
 
@@ -118,7 +117,7 @@ def with_replica(name: str, parallel: Any) -> str:
 def namespace_facts(config: Any, caches: Any, layers: EngineLayers) -> dict[str, str]:
     """Return the facts of this engine's KV bytes. Reads the weight files unless their digests are known."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    target = digest_of(model)
+    target = digest_of(model.model, model.revision)
     log.info("%s", target.describe())
     facts = {
         "engine": f"vllm {vllm.__version__}",
@@ -146,40 +145,9 @@ def namespace_facts(config: Any, caches: Any, layers: EngineLayers) -> dict[str,
     speculative = config.speculative_config
     if speculative is not None:
         facts["speculation"] = str(speculative.method)
-        facts["draft_weights"] = digest_of(speculative.draft_model_config).hex if speculative.draft_model_config else ""
+        draft = speculative.draft_model_config
+        facts["draft_weights"] = digest_of(draft.model, draft.revision).hex if draft else ""
     return facts
-
-
-def digest_of(model: Any) -> ModelDigest:
-    """Return the digest of a model's files. ConfigurationError when they are not on this host."""
-    if os.environ.get(FINGERPRINT):
-        return model_digest(Path())
-    return model_digest(model_folder(model))
-
-
-def model_folder(model: Any) -> Path:
-    """Return the local folder of a model that the engine has loaded."""
-    path = Path(model.model)
-    if path.is_dir():
-        return path.resolve()
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
-    except (LocalEntryNotFoundError, ValueError, OSError) as fault:
-        raise ConfigurationError(
-            f"the files of model {model.model} are not on this host ({fault}), so it cannot be told from another: "
-            f"name a local folder, or set {FINGERPRINT} to 64 hexadecimal digits that change with the weights"
-        ) from fault
-
-
-def config_digest(hf_config: Any) -> str:
-    """Return a digest of the model's configuration as it is used, overrides included, without where it came from."""
-    values = hf_config.to_dict()
-    for name in ("_name_or_path", "name_or_path", "transformers_version"):
-        values.pop(name, None)
-    return digest_text([json.dumps(values, sort_keys=True, default=str)])
 
 
 def attention_backends(config: Any, layers: EngineLayers) -> str:
