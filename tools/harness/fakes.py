@@ -143,22 +143,30 @@ class FakeQuery:
 
 
 class FakeReserve:
-    """A reserve whose grants the test gives with `answer`."""
+    """A reserve whose grants the test gives with `answer`. Those of a dropped one are abandoned, as the client does."""
 
     def __init__(self, client: FakeClient, keys: bytes, number: int) -> None:
         self._client = client
+        self.operation: int | None = None
         self.keys = [keys[at : at + 32] for at in range(0, len(keys), 32)]
         self.answered = False
         self.grants: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.reservation = number
         self.pages = 0
         self.dropped = False
-        self._late: list[Grant] | None = None
+        self.late: list[Grant] = []
         self._refusal: Refused | None = None
+
+    @property
+    def open(self) -> bool:
+        """Return whether the test gave neither an answer nor a refusal."""
+        return not self.late and self._refusal is None
 
     def answer(self, grants: Sequence[Grant]) -> None:
         """Let the answer be there at the next refresh."""
-        self._late = list(grants)
+        self.late = list(grants)
+        if self.dropped:
+            self._abandon()
 
     def refuse(self, status: Status) -> None:
         """Let a refusal be there at the next refresh."""
@@ -169,8 +177,8 @@ class FakeReserve:
         self._client.check()
         if self._refusal is not None:
             raise self._refusal
-        if self._late is not None:
-            self.grants = np.array(self._late, np.uint8)
+        if self.late:
+            self.grants = np.array(self.late, np.uint8)
             self.pages = int((self.grants == Grant.GRANTED).sum())
             self.answered = True
         return self.answered
@@ -184,8 +192,14 @@ class FakeReserve:
         return np.arange(self.pages, dtype=np.uint64) * np.uint64(PAGE_BYTES) + np.uint64(part << 48)
 
     def drop(self) -> None:
-        """Give the answer up."""
-        self.dropped = True
+        """Give the answer up, unless it was taken."""
+        if not self.answered:
+            self.dropped = True
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if self._client.alive and (pages := self.late.count(Grant.GRANTED)):
+            self._client.sent.append(("abandoned", self.reservation, pages))
 
 
 class FakeClient:
@@ -249,10 +263,13 @@ class FakeClient:
         query.refresh(wait_us)
         return query
 
-    def reserve(self, _namespace: Namespace, keys: bytes, *, instance: str, wait_us: int) -> FakeReserve:
+    def reserve(
+        self, _namespace: Namespace, keys: bytes, *, instance: str, wait_us: int, operation: int | None = None
+    ) -> FakeReserve:
         """Ask for extents; the test answers."""
         self.check()
         reserve = FakeReserve(self, keys, len(self.reserves) + 1)
+        reserve.operation = operation
         self.reserves.append(reserve)
         self.sent.append(("reserve", instance, len(reserve.keys), wait_us))
         return reserve
