@@ -23,9 +23,9 @@ from demo.engines import ENGINES
 from demo.manager import Manager
 from demo.scenario import HEADER, Scenario
 from demo.table import render
-from harness.engine import EngineFailure
 from harness.http import HTTPFailure
 from harness.manager import ManagerFailure
+from harness.server import EngineFailure
 
 TICK_S = 10.0
 BEGUN = time.monotonic()

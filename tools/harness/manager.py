@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import http
-from harness.engine import free_port
+from harness.server import free_port
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from harness.engine import Engine, EngineFailure
+from harness.engine import Engine
 from harness.gate import PUBLISH, RESTORE
 from harness.http import HTTPFailure
 from harness.manager import eventually
 from harness.rig import PAGE_TOKENS, Counted, Rig, counted, pages_below_last_token, words
+from harness.server import EngineFailure
 
 KILLS = 20
 PAGE_BYTES = 4 * PAGE_TOKENS * 2 * 2 * 64 * 4  # layers, tokens, K and V, heads, width, float32

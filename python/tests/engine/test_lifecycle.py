@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine import Engine, EngineConfig, EngineFailure
+from harness.engine import Engine, EngineConfig
 from harness.pool import LOGS, EnginePool
 from harness.sentinel import session_members
+from harness.server import EngineFailure
 
 PLAIN = EngineConfig()
 

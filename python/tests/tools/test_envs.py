@@ -98,3 +98,49 @@ def test_every_environment_has_hashed_pins_without_an_address(repository: Path) 
         assert pinned
         assert all(line.endswith("\\") for line in pinned), f"{env.name}: a pin without a hash"
         assert not [line for line in lines if "://" in line or line.startswith("-")], env.name
+
+
+def test_what_the_packages_bring_as_source_is_compiled_last(pins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[str, ...]] = []
+    monkeypatch.setattr(envs, "run", lambda _, *command: steps.append(command))
+    envs.build(Environment("small", (3, 11), (3, 11), 0, "program.py"), HERE, pins / "new", Path("uv"))
+    assert steps[-1] == (str(pins / "new" / "bin" / "python"), str(envs.ROOT / "tools" / "program.py"))
+    assert steps[-2][1:3] == ("pip", "sync")
+
+
+def test_programs_that_compile_exist(repository: Path) -> None:
+    programs = [env.compiles for env in envs.ENVIRONMENTS.values() if env.compiles]
+    assert programs == ["sglangcpu.py"]
+    assert all((repository / "tools" / program).is_file() for program in programs)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("#!/bin/sh\necho 'openssl/evp.h: No such file or directory' >&2\nexit 1\n", "openssl/evp.h: No such file"),
+        ("", "No such file or directory"),
+    ],
+)
+def test_a_machine_that_cannot_compile_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, said: str
+) -> None:
+    program = tmp_path / "c++"
+    if compiler:
+        program.write_text(compiler)
+        program.chmod(0o755)
+    monkeypatch.setenv("CXX", str(program))
+    with pytest.raises(EnvironmentFailure, match=said) as caught:
+        envs.check_compiler(Environment("small", (3, 11), (3, 11), 0, "program.py"), HERE)
+    assert "Install g++, libssl-dev and" in str(caught.value)
+    assert str(program) in str(caught.value)
+
+
+def test_a_machine_that_cannot_compile_is_told_before_the_build(pins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(envs, "build", builder(built))
+    span = sys.version_info[:2]
+    monkeypatch.setitem(envs.ENVIRONMENTS, "small", Environment("small", span, span, 0, "program.py"))
+    monkeypatch.setenv("CXX", str(pins / "no-compiler"))
+    with pytest.raises(EnvironmentFailure, match="no-compiler"):
+        envs.ensure("small")
+    assert built == ["uv"]

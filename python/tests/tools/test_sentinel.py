@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine import Engine, EngineConfig, _sentinel
+from harness.engine import Engine, EngineConfig
 from harness.sentinel import _tracks_resources, kill_session, session_members
+from harness.server import start_sentinel
 
 # One write a process: what two of them say may not be mixed.
 HANG = "import os, signal; os.fork(); os.write(1, b'%d\\n' % os.getpid()); signal.pause()"
@@ -34,7 +35,7 @@ def hanging() -> Iterator[Session]:
 def test_session_is_ended_when_its_starter_is_gone(hanging: Session) -> None:
     leader, pids = hanging
     watched = [os.pidfd_open(pid) for pid in pids]
-    sentinel = _sentinel(leader.pid)
+    sentinel = start_sentinel(leader.pid)
     assert session_members(leader.pid) == pids
     assert sentinel.stdin is not None
     sentinel.stdin.close()  # As the kernel does for a starter that was killed.
@@ -46,7 +47,7 @@ def test_session_is_ended_when_its_starter_is_gone(hanging: Session) -> None:
 
 def test_session_is_left_alone_after_an_end_in_order(hanging: Session) -> None:
     leader, pids = hanging
-    sentinel = _sentinel(leader.pid)
+    sentinel = start_sentinel(leader.pid)
     sentinel.communicate(b"e", 60)
     assert sentinel.returncode == 0
     assert session_members(leader.pid) == pids
@@ -54,7 +55,7 @@ def test_session_is_left_alone_after_an_end_in_order(hanging: Session) -> None:
 
 def test_kill_ends_the_session_and_the_sentinel(hanging: Session) -> None:
     leader, _ = hanging
-    engine = Engine(EngineConfig(), leader, _sentinel(leader.pid), 0, Path(os.devnull))
+    engine = Engine(EngineConfig(), leader, start_sentinel(leader.pid), 0, Path(os.devnull))
     engine.kill()
     assert session_members(leader.pid) == []
     assert engine.sentinel.returncode == 0
