@@ -31,8 +31,8 @@ wheel: prereqs ## build the wheel that carries the binary (GOARCH=arm64 for the 
 	dev=$$($(PYTHON) tools/envs.py dev) && cd python && ORBITKV_BINARY=$(CURDIR)/build/wheel/$(GOARCH)/orbitkv \
 		$$dev/bin/python -m hatchling build -t wheel -d $(CURDIR)/dist
 
-demo: prereqs ## a real engine loses a prefix to pressure and gets it back from OrbitKV
-	@demo/run
+demo: prereqs ## a real engine loses a prefix to pressure and gets it back from OrbitKV (ENGINE=sglang: the other engine)
+	@demo/run $(if $(ENGINE),--engine $(ENGINE))
 
 test: prereqs ## everything: lint, types, tests, races, fuzzing, wheel, real engines, demo
 	@$(STAGES) all

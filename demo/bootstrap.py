@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENTS = {"vllm": "vllm-cpu"}  # An engine's environment, by the name that --engine takes.
+ENVIRONMENTS = {"vllm": "vllm-cpu", "sglang": "sglang-cpu"}  # An engine's environment, by the name that --engine takes.
 
 
 def main() -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness.checkpoint import Checkpoint
 from harness.engine import Completion, Engine, EngineConfig
+from harness.server import Server
+from harness.sglang import SglangConfig, SglangEngine
 
 BLOCK_TOKENS = 128
 DEVICE_BLOCKS = 70  # Small, so that two long prompts push a third one out.
@@ -69,12 +71,8 @@ class VllmEngine:
 
     def cached(self) -> Cached:
         """Return prefix_cache_hits and external_prefix_cache_hits; the second is absent without a connector."""
-        samples = self._engine.counters()
-
-        def total(name: str) -> int:
-            return int(sum(value for key, value in samples.items() if key.partition("{")[0] == name))
-
-        return Cached(total("vllm:prefix_cache_hits_total"), total("vllm:external_prefix_cache_hits_total"))
+        device, external = "vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"
+        return Cached(total(self._engine, device), total(self._engine, external))
 
     def stop(self) -> None:
         """End the server."""
@@ -92,4 +90,47 @@ def kv_transfer(socket: str) -> dict[str, object]:
     }
 
 
-ENGINES = {"vllm": VllmEngine}
+class SglangServer:
+    """The server of SGLang on a CPU, with OrbitKV behind its radix cache."""
+
+    name = "SGLang"
+
+    def __init__(self, socket: str | None, log: Path) -> None:
+        """Start the server; `socket` is the Manager's, None starts the engine alone."""
+        self._engine = SglangEngine.start(
+            SglangConfig(
+                checkpoint=Checkpoint(),
+                page_size=BLOCK_TOKENS,
+                device_tokens=DEVICE_BLOCKS * BLOCK_TOKENS,
+                orbitkv=socket is not None,
+                environment=() if socket is None else orbitkv_environment(socket),
+            ),
+            log,
+        )
+
+    def complete(self, prompt: list[int], max_tokens: int) -> Completion:
+        """Stream one greedy completion."""
+        return self._engine.generate(prompt, max_tokens)
+
+    def cached(self) -> Cached:
+        """Return cached_tokens_total by its source; what came from outside of the device is the source `host`."""
+        name = "sglang:cached_tokens_total"
+        return Cached(*(total(self._engine, name, f'cache_source="{source}"') for source in ("device", "host")))
+
+    def stop(self) -> None:
+        """End the server."""
+        self._engine.stop()
+
+
+def orbitkv_environment(socket: str) -> tuple[tuple[str, str], ...]:
+    """Return what tells the engine's processes of the Manager; README.md tells users of the first."""
+    return (("ORBITKV_SOCKET", socket), ("ORBITKV_QUERY_WAIT_US", str(QUERY_WAIT_US)))
+
+
+def total(engine: Server[Any], name: str, label: str = "") -> int:
+    """Return a counter's sum over its label sets, or over those that hold a label; 0 before it was first counted."""
+    samples = engine.counters().items()
+    return int(sum(value for key, value in samples if key.partition("{")[0] == name and label in key))
+
+
+ENGINES: dict[str, type[VllmEngine] | type[SglangServer]] = {"vllm": VllmEngine, "sglang": SglangServer}

@@ -19,6 +19,7 @@ from harness import http
 from harness.checkpoint import Checkpoint, ensure
 from harness.engine import Completion
 from harness.manager import eventually
+from harness.plugin import installed
 from harness.pool import ServerPool
 from harness.server import START_LIMIT_S, EngineFailure, Server, search_path
 
@@ -73,7 +74,7 @@ def base_environment() -> dict[str, str]:
     return {
         **os.environ,
         **sglangcpu.variables(Path(sys.prefix)),
-        "PYTHONPATH": search_path(sglangcpu.STANDINS),
+        "PYTHONPATH": search_path(sglangcpu.STANDINS, installed()),
         "PYTHONUNBUFFERED": "1",
         # /health answers without a request of its own, which would take a second and a place in the cache.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",

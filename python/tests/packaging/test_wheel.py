@@ -51,6 +51,15 @@ def test_requires_numpy_alone(wheel: Path, repository: Path) -> None:
     assert [name.partition(">")[0] for name in required] == ["numpy"]
 
 
+def test_sglang_finds_the_plugin(installed: Path, repository: Path) -> None:
+    code = "from importlib.metadata import entry_points as e; print([p.value for p in e(group='sglang.srt.plugins')])"
+    done = subprocess.run([str(installed / "bin/python"), "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['orbitkv.sglang.plugin:register']"
+    module, _, name = "orbitkv.sglang.plugin:register".partition(":")
+    source = (repository / "python/src" / f"{module.replace('.', '/')}.py").read_text()
+    assert f"def {name}() -> None:" in source, "what the wheel names is in the package"
+
+
 def test_command_runs_and_says_the_version(installed: Path, repository: Path) -> None:
     done = subprocess.run([str(installed / "bin" / "orbitkv"), "version"], capture_output=True, text=True, check=True)
     assert version(repository) in done.stdout

@@ -1,0 +1,42 @@
+"""The checkout's package as an engine finds an installed one, by its metadata: SGLang looks plugins up by entry point.
+
+The entry points are those of python/pyproject.toml, so a test runs what the wheel would bring.
+"""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import tempfile
+from pathlib import Path
+
+from harness.server import SOURCE
+
+PROJECT = SOURCE.parent / "pyproject.toml"
+FOLDER = SOURCE.parents[1] / "build" / "installed"
+
+
+def installed(folder: Path = FOLDER) -> Path:
+    """Return a folder for PYTHONPATH that holds the metadata of the package, made anew by each caller."""
+    import tomllib  # of Python 3.11, which every engine's environment has
+
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    table = configparser.ConfigParser()
+    table.read_dict(project["entry-points"])
+    folder.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=folder))
+    try:
+        (building / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+        with (building / "entry_points.txt").open("w", encoding="utf-8") as out:
+            table.write(out)
+        _replace(building, folder / f"{project['name']}-0.dist-info")
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def _replace(building: Path, place: Path) -> None:
+    """Put the files where engines look, each whole at any moment: another engine may be starting."""
+    place.mkdir(exist_ok=True)
+    for path in building.iterdir():
+        path.rename(place / path.name)
