@@ -11,7 +11,7 @@ import sglang
 from sglang.srt.mem_cache.registry import default_radix_cache_factory
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-from sglang.srt.runtime_context import get_context
+from sglang.srt.runtime_context import get_context, get_lora
 
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.settings import read_file, read_settings
@@ -59,6 +59,7 @@ def create_cache(ctx: Any) -> Any:
     # On a processor a forward has written its pages when it returns, so a publish has nothing to wait for.
     linker = OrbitKVLinker(side, ctx.params.page_size, fence=lambda: None)
     cache.init_cache_linker(linker)
+    cache.linker.adapters = bool(get_lora().enable_lora)
     pool.register_layer_transfer_counter(linker.layer_done_counter)
     ctx.tp_worker.register_hicache_layer_transfer_counter(linker.layer_done_counter)
     if (labels := engine.metric_labels(ctx)) is not None:

@@ -7,8 +7,7 @@ a pass: the vector gets two elements more, which tell whether all ranks may use 
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from orbitkv.sglang.engine import agreed_number
 from orbitkv.sglang.linker import OrbitKVLinker
 
 LIFE_BITS = (
@@ -24,21 +24,34 @@ LIFE_BITS = (
 
 
 class OrbitKVLinkerWrapper(UnifiedCacheLinkerWrapper):
-    """The tree's side of the linker: `held` are requests for which a rank had no answer yet."""
+    """The tree's side of the linker: `held` are requests for which a rank had no answer yet.
+
+    `adapters` says that requests may use LoRA adapters. SGLang makes an adapter's name part of a key and not its
+    content, and a node does not say whether its extra key names one: then nothing with an extra key is looked up or
+    published.
+    """
 
     cache_linker: OrbitKVLinker
 
     def __init__(self, cache: UnifiedRadixCache, cache_linker: OrbitKVLinker) -> None:
         super().__init__(cache, cache_linker)
         self.held: set[str] = set()
+        self.adapters = False
         self._asking = ""
 
     def match(self, key: Any, req: Any, result: Any) -> Any:
         """Ask for what the device lacks; a promise of an earlier pass is void."""
         self.hit_markers.pop(req.rid, None)
         self.held.discard(req.rid)
+        if self._left_alone(key):
+            return result
         self._asking = req.rid
         return super().match(key, req, result)
+
+    def offload_nodes(self, node_ids: Sequence[Any]) -> None:
+        """Publish nodes, but for those that are left alone."""
+        core = self.cache.tree_core
+        super().offload_nodes([each for each in node_ids if not self._left_alone(core.node_by_id(each).key)])
 
     def release_request(self, rid: str) -> None:
         """Let go of a request that was aborted while it waited."""
@@ -49,6 +62,9 @@ class OrbitKVLinkerWrapper(UnifiedCacheLinkerWrapper):
         """Forget with the tree."""
         super().reset()
         self.held.clear()
+
+    def _left_alone(self, key: Any) -> bool:
+        return self.adapters and key.extra_key is not None
 
     def _sync_restorable_prefix(self, restorable: list[int], *, num_pages: int, device_hit_pages: int) -> int:
         """Return the longest prefix that all ranks promise, 0 when one has no answer, and then the request is held."""
@@ -126,13 +142,7 @@ def change_weights(original: Callable[..., Any], updater: Any, *args: Any, **kwa
     """
     cache = updater.scheduler.tree_cache
     if isinstance(cache, OrbitKVRadixCache):
-        cache.linker.cache_linker.side.rest(common_epoch(updater.tp_cpu_group))
+        group = updater.tp_cpu_group
+        epoch = agreed_number(group, torch.distributed.get_world_size(group)) or 1
+        cache.linker.cache_linker.side.rest(epoch)
     return original(updater, *args, **kwargs)
-
-
-def common_epoch(group: Any) -> int:
-    """Return random bits that rank 0 of the group draws for all; never zero, the epoch that all instances share."""
-    epoch = torch.tensor([secrets.randbits(63) or 1], dtype=torch.int64)
-    if torch.distributed.get_world_size(group) > 1:
-        torch.distributed.broadcast(epoch, torch.distributed.get_global_rank(group, 0), group=group)
-    return int(epoch)

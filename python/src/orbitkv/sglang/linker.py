@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +13,9 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from orbitkv._faults import FAULTS
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.plans import Blocks
-from orbitkv.adapter.stats import Values
 from orbitkv.errors import EngineFault
 from orbitkv.sglang.rank import RankSide
 from orbitkv.transfer import Gate
-
-PUBLISH_SECONDS = 1.0  # between two exports of the statistics
 
 log = logging.getLogger(LOGGER)
 
@@ -32,24 +28,17 @@ class OrbitKVLinker(UnifiedCacheLinker):
         side: RankSide,
         page_size: int,
         fence: Callable[[], Gate | None] = lambda: None,
-        export: Callable[[Values], None] = lambda _: None,
     ) -> None:
-        """`fence()` returns what a publish waits for before it reads; `export` takes the statistics of an interval."""
+        """`fence()` returns what a publish waits for before it reads its pages."""
         self.side = side
         self.layer_done_counter = side.loads
         self.answered = True
         self._page_size = page_size
         self._fence = fence
-        self._export = export
-        self._exported = time.monotonic()
 
     def begin_pass(self) -> bytes:
         """Begin a pass of the scheduler; return the Manager's life that this rank could use, empty for none."""
         self.side.begin_pass()
-        now = time.monotonic()
-        if now - self._exported >= PUBLISH_SECONDS:
-            self._exported = now
-            self._export(self.side.stats.take())
         return self.side.life()
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:

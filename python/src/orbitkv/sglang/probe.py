@@ -43,7 +43,10 @@ SYMBOLS = (
     "sglang.srt.plugins.hook_registry:HookRegistry.apply_hooks",
     "sglang.srt.plugins.hook_registry:HookType.AROUND",
     "sglang.srt.environ:envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND",
-    *(f"{CONTEXT}:get_{group}" for group in ("context", "disagg", "memory", "model", "observability", "parallel")),
+    *(
+        f"{CONTEXT}:get_{group}"
+        for group in ("context", "disagg", "lora", "memory", "model", "observability", "parallel")
+    ),
     *(f"{CONTEXT}:get_{group}" for group in ("device", "exec", "serving", "spec")),
 )
 

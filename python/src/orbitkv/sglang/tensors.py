@@ -29,8 +29,8 @@ def refuse_pool(pool: Any) -> None:
         )
     if getattr(pool, "is_quantized_kv_cache", False):
         raise ConfigurationError(
-            "the KV cache is quantized with scales in tensors of their own, which are not stored: "
-            "choose another --kv-cache-dtype, such as auto or fp8_e4m3"
+            f"the KV cache is quantized ({pool.quant_method.name}), with scales in tensors of their own that are not "
+            "stored: start with --kv-cache-dtype auto"
         )
 
 
