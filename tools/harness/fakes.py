@@ -6,6 +6,7 @@ down what they were told, so that a test says what must have been sent.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -214,6 +215,7 @@ class FakeClient:
         self.sent: list[tuple[Any, ...]] = []
         self.queries: list[FakeQuery] = []
         self.reserves: list[FakeReserve] = []
+        self.reservations = itertools.count(1)  # of the Manager, which clients may share
         self.script: list[tuple[State, int]] = []
         self.epoch = 0
         self.ranks_missing = 0
@@ -268,7 +270,7 @@ class FakeClient:
     ) -> FakeReserve:
         """Ask for extents; the test answers."""
         self.check()
-        reserve = FakeReserve(self, keys, len(self.reserves) + 1)
+        reserve = FakeReserve(self, keys, next(self.reservations))
         reserve.operation = operation
         self.reserves.append(reserve)
         self.sent.append(("reserve", instance, len(reserve.keys), wait_us))

@@ -102,6 +102,7 @@ class OffloadRig:
         self.tensors = FakeTensors(LAYERS, BLOCKS, PAGE_BYTES // LAYERS)
         self.numbers: list[int] = []
         self._numbers = itertools.count(1)
+        self._reservations = itertools.count(1)
         self.connect()
         self.attachment = FakeAttachment(self.client.incarnation, self.backend)
         settings = read_settings({"orbitkv.timeout_ms": 5000}, {})
@@ -118,6 +119,7 @@ class OffloadRig:
     def connect(self, incarnation: bytes = b"life-1".ljust(16)) -> None:
         """Begin a session; an earlier one is lost."""
         self.client = FakeClient(incarnation)
+        self.client.reservations = self._reservations
         client = cast(CacheManagerClient, self.client)
         self.session = SchedulerSession(client, "engine-1", self.epoch, lambda: None)
         assert self.session.advance()

@@ -169,6 +169,50 @@ def test_an_engine_without_pages_gets_them_back_soon(rig: OffloadRig) -> None:
     assert len(rig.reserves) == RESERVES_MAX
 
 
+def test_an_engine_without_pages_does_not_wait_for_copies_either(
+    rig: OffloadRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offloads_module, "COPIES_MAX", 1)
+    (reserve,) = rig.ask(1, 1)
+    reserve.answer(granted(1))
+    rig.pump()
+    rig.offloads.pressed = lambda: True
+    rig.clock.now += 2 * PRESSED_SECONDS
+    rig.pump()
+    assert rig.counted("save_skipped") == 1
+    assert rig.held.reading() == {0}, "what is read stays locked however short pages are (I1)"
+    rig.held.end()
+    rig.pump()
+    assert rig.results() == [True, False]
+
+
+def test_the_deadline_of_a_reserve_begins_when_it_is_sent(rig: OffloadRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offloads_module, "COPIES_MAX", 1)
+    (first,) = rig.ask(1, 1)
+    first.answer(granted(1))
+    rig.pump()
+    rig.clock.now += 4.9
+    rig.held.end()
+    rig.pump()
+    rig.clock.now += 4.9
+    rig.pump()
+    rig.reserves[1].answer([Grant.PRESENT])
+    rig.pump()
+    assert rig.results() == [True, True]
+
+
+def test_a_copy_waits_for_the_fence_of_its_offer(rig: OffloadRig) -> None:
+    fence = threading.Event()
+    rig.pump()
+    rig.offer("a", 0, COPY_PAGES + 1, fence)
+    rig.offer("b", 100, 1)
+    rig.pump()
+    for reserve in rig.reserves:
+        reserve.answer(granted(len(reserve.keys)))
+    rig.pump()
+    assert [job.after for job in rig.held.jobs] == [fence, fence, None]
+
+
 def test_a_lost_session_fails_what_no_copy_reads_yet(rig: OffloadRig) -> None:
     asked = rig.ask(*[1] * (RESERVES_MAX + 1))
     asked[0].answer(granted(1))

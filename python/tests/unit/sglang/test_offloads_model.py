@@ -163,10 +163,10 @@ class Model:
             self.check()
             assert len(self.locked) < before, "an offer has no end"
         assert all(not session.reservations for session in self.sessions)
-        for client in self.clients:
-            abandoned = Counter(message[1] for message in client.sent if message[0] == "abandoned")
-            late = [r for r in client.reserves if r.dropped and r.late.count(Grant.GRANTED) and client.alive]
-            assert all(abandoned[reserve.reservation] == 1 for reserve in late), "a late grant stays reserved"
+        given_up = [r for client in self.clients if client.alive for r in client.reserves if not r.answered]
+        late = Counter({reserve.reservation: 1 for reserve in given_up if Grant.GRANTED in reserve.late})
+        abandoned = Counter(m[1] for client in self.clients if client.alive for m in client.sent if m[0] == "abandoned")
+        assert abandoned == late, "a late grant stays reserved, or one that was copied is given back"
 
     def open_reserves(self) -> list[FakeReserve]:
         """Return what no answer was given to."""
@@ -196,6 +196,10 @@ class Model:
         assert all(offer.unfinished == counted[id(offer)] for offer in offloads._offers)
         assert {id(offer) for offer in offloads._offers} >= set(counted)
         assert reading <= {page for chunk in offloads._copying for page in chunk.pages.tolist()}
+        assert all(
+            chunk.reserve is not None and chunk.reserve.reservation in chunk.session.reservations
+            for chunk in offloads._copying
+        ), "a later session would not claim what is written into"
         assert offloads._running == len(rig.held.jobs) + len(offloads._ended)
         assert len(offloads._queued) + len(offloads._asked) <= OFFERS_MAX
         assert len(offloads._asked) <= RESERVES_MAX
