@@ -149,13 +149,13 @@ class Attachment:
         self._reports.tell(Report(lambda client: client.abandoned(reservation, rank, ranges), reservation=reservation))
 
     def detach(self) -> None:
-        """Let running copies end and be reported, then leave the instance. OrbitKVError when it cannot be said."""
+        """Let accepted restores and running copies end and be told, then leave. OrbitKVError when it cannot be said."""
         self.backend.close()
         if self._attached:
             self.client.detach(self._place.instance)
 
     def close(self) -> None:
-        """Let running copies end (I3), then unmap and close the channel."""
+        """Let accepted restores and running copies end (I3), then unmap and close the channel."""
         self.backend.close()
         self.client.close()
 
