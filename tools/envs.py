@@ -69,7 +69,7 @@ ENVIRONMENTS = {
         Environment("uv", (3, 10), (3, 14), GIB // 4),
         Environment("dev", (3, 10), (3, 14), GIB // 2),
         Environment("vllm-cpu", (3, 11), (3, 11), 14 * GIB),
-        Environment("sglang-cpu", (3, 11), (3, 11), 8 * GIB, "sglangcpu.py"),
+        Environment("sglang-cpu", (3, 11), (3, 11), 7 * GIB, "sglangcpu.py"),
     )
 }
 

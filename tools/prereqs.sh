@@ -1,6 +1,7 @@
 #!/bin/sh
 # Say in one go what this machine lacks for building and testing, and what to install. Usage: tools/prereqs.sh [PYTHON]
-# Everything else (linters, uv, the engines) is fetched, pinned and hashed, by the targets that need it.
+# Everything else (linters, uv, the engines) is fetched, pinned and hashed, by the targets that need it; what compiling
+# needs beyond C is checked where something is compiled (tools/envs.py).
 set -u
 
 missing=0

@@ -208,6 +208,7 @@ STAGES = (
     Stage("demo", "all", ("env-vllm", "build"), check("demo/run")),
     Stage("env-sglang", "all", (), environment("sglang-cpu")),
     Stage("sglang", "all", ("env-sglang", "build"), pytest("sglang-cpu", SGLANG_TESTS)),
+    Stage("demo-sglang", "all", ("env-sglang", "build"), check("demo/run", "--engine", "sglang")),
 )
 
 
