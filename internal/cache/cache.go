@@ -114,6 +114,7 @@ type Cache struct {
 	waiting          []*operation // in order of arrival
 	operations       int          // outstanding queries
 	waitingBytes     int          // of the keys that waiting queries keep
+	answersBytes     int          // of the grants that answers of joint reserves keep
 	openReservations int
 	bytesReturned    bool // budget bytes came back in this call
 

@@ -231,13 +231,13 @@ func (k *checker) tables() {
 	c := k.c
 	operations := 0
 	for _, s := range c.sessions {
-		operations += len(s.operations)
+		operations += len(s.operations) + len(s.pays)
 		writing := 0
 		for _, r := range s.reservations {
-			if r.session != s || c.reservations[r.id] != r {
+			if !slices.Contains(r.owners, s) || c.reservations[r.id] != r {
 				k.add(0, "session %d lists reservation %#x, which it does not own", s.id, r.id)
 			}
-			if !r.closed {
+			if !r.closed && r.payer == s {
 				writing++
 			}
 		}
@@ -245,7 +245,7 @@ func (k *checker) tables() {
 			k.add(0, "session %d has %d open reservations, its counter says %d", s.id, writing, s.writing)
 		}
 		for _, l := range s.leases {
-			if l.session != s || c.leases[l.id] != l {
+			if l.ownedBy(s) < 0 || c.leases[l.id] != l {
 				k.add(0, "session %d lists lease %#x, which it does not own", s.id, l.id)
 			}
 		}
@@ -266,6 +266,7 @@ func (k *checker) tables() {
 	for _, inst := range c.everyInstance() {
 		k.instance(inst)
 	}
+	k.joint()
 	if prepared, sum := c.useful.preparedBytes, c.useful.restoredBytes+c.useful.unusedBytes+k.undecided(); prepared != sum {
 		k.add(6, "warmed pages: %d bytes prepared, %d restored, unused and pending", prepared, sum)
 	}

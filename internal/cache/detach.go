@@ -18,7 +18,7 @@ func (c *Cache) Detach(id SessionID, instanceID string) error {
 		return err
 	}
 	inst := c.instances[instanceID]
-	if inst == nil || s.instance != inst && inst.scheduler != s {
+	if inst == nil || s.instance != inst && !inst.scheduledBy(s) {
 		return wire.Errorf(wire.StatusUnknown, "this session is no rank of instance %q and does not schedule it", instanceID)
 	}
 	c.closePrivate(s)
@@ -27,7 +27,7 @@ func (c *Cache) Detach(id SessionID, instanceID string) error {
 			c.detachRank(private, 0)
 		}
 	}
-	if inst.scheduler == s {
+	if inst.scheduledBy(s) {
 		c.detachScheduler(inst, s)
 	}
 	if s.instance == inst {
@@ -37,22 +37,26 @@ func (c *Cache) Detach(id SessionID, instanceID string) error {
 }
 
 func (c *Cache) detachScheduler(inst *instance, s *session) {
-	inst.scheduler = nil
-	c.dropWaiting(inst)
+	if inst.joint == nil {
+		c.dropWaiting(inst)
+	} else {
+		c.leaveOpen(inst, s.joint.rank)
+	}
 	for _, l := range inOrder(s.leases) {
 		if l.instance == inst {
-			c.endConsumers(l, consumerReady, consumerReleased)
+			c.endReady(l, l.ownedBy(s), consumerReleased)
 		}
 	}
 	for _, r := range inOrder(s.reservations) {
 		if r.instance == inst {
-			c.disown(r)
+			c.disown(r, s)
 		}
 	}
-	c.removeIfIdle(inst)
+	c.unseat(inst, s)
 }
 
 func (c *Cache) detachRank(inst *instance, rank int) {
+	c.skipReserves(inst, rank)
 	for _, l := range inOrder(inst.leases) {
 		c.endCopy(l, rank, consumerDone)
 	}
@@ -81,7 +85,7 @@ func (c *Cache) leaveRank(inst *instance, rank int) {
 
 // removeIfIdle forgets an instance that no process belongs to and that holds nothing. Its pages stay in their namespace.
 func (c *Cache) removeIfIdle(inst *instance) {
-	if inst.state == instanceGone || inst.scheduler != nil || inst.holds() {
+	if inst.state == instanceGone || inst.scheduled() || inst.holds() {
 		return
 	}
 	if inst.private && inst.attached > 0 {
@@ -191,7 +195,7 @@ func (c *Cache) closePrivate(s *session) {
 	c.retirePrivatePages(inst)
 	if s.state == sessionOpen {
 		for _, l := range inOrder(inst.leases) {
-			c.endConsumers(l, consumerReady, consumerReleased)
+			c.endReady(l, 0, consumerReleased)
 		}
 	}
 	inst.scheduler = nil

@@ -41,7 +41,7 @@ func (s *arenaSet) add(id uint16)      { s[id/64] |= 1 << (id % 64) }
 func (s *arenaSet) remove(id uint16)   { s[id/64] &^= 1 << (id % 64) }
 func (s *arenaSet) has(id uint16) bool { return s[id/64]&(1<<(id%64)) != 0 }
 
-// instance is one engine replica: several ranks and one scheduler.
+// instance is one engine replica: several ranks and one scheduler, or one scheduler a rank.
 type instance struct {
 	id        string
 	facts     map[string]string
@@ -51,7 +51,8 @@ type instance struct {
 	state     instanceState
 	namespace *namespace
 	geometry  geometry
-	scheduler *session // nil when none registered; a closed one keeps its place while its process lives
+	scheduler *session // of all ranks; nil when none registered; a closed one keeps its place while its process lives
+	joint     *joint   // of the ranks' own schedulers; nil when none registered
 	usable    arenaSet // arenas that every rank has mapped
 	private   bool
 	pages     []index.Handle // sealed pages of a private namespace, which no list holds
@@ -281,8 +282,9 @@ func (c *Cache) remap(inst *instance) {
 }
 
 // Register binds a scheduler session to a sealed instance, for one of its ranks or with AllRanks for the whole of it, and returns its namespace.
-// StatusNotReady: not every rank attached yet; a notice follows when they have. StatusConflict: another living process schedules the instance, or
-// the session's process is not attached as the rank. StatusDenied: not a scheduler session.
+// The first one decides which of the two it is. StatusNotReady: not every rank attached yet; a notice follows when they have. StatusConflict:
+// another living process schedules the instance, it is scheduled the other way, or the session's process is not attached as the rank.
+// StatusDenied: not a scheduler session.
 func (c *Cache) Register(id SessionID, instanceID string, rank uint16) (Registered, error) {
 	c.enter()
 	defer c.leave()
@@ -302,38 +304,21 @@ func (c *Cache) Register(id SessionID, instanceID string, rank uint16) (Register
 		}
 		return Registered{}, wire.Errorf(wire.StatusNotReady, "instance %q has %d of %s ranks attached; register again when it is sealed", instanceID, attached, world)
 	}
-	if rank != wire.AllRanks {
-		if err := mayScheduleRank(inst, s, rank); err != nil {
-			return Registered{}, err
-		}
+	if rank == wire.AllRanks {
+		err = c.registerWhole(inst, s)
+	} else {
+		err = c.registerRank(inst, s, int(rank))
 	}
-	if before := inst.scheduler; before != nil && before != s {
-		if before.process != s.process || before.state == sessionOpen {
-			return Registered{}, wire.Errorf(wire.StatusConflict, "instance %q is scheduled by process %d (%s), which lives", instanceID,
-				before.process.facts.PID, before.process.facts.Command)
-		}
-		inst.scheduler = s
-		c.endIfIdle(before)
+	if err != nil {
+		return Registered{}, err
 	}
-	inst.scheduler = s
 	return c.registered(inst), nil
-}
-
-// mayScheduleRank says whether a session may schedule for one rank: its process must be the one that is attached as that rank.
-func mayScheduleRank(inst *instance, s *session, rank uint16) error {
-	switch {
-	case int(rank) >= len(inst.ranks) || inst.ranks[rank].process != s.process:
-		return wire.Errorf(wire.StatusConflict, "process %d is not attached as rank %d of instance %q; attach it from the process that schedules for it",
-			s.process.facts.PID, rank, inst.id)
-	case len(inst.ranks) > 1:
-		return wire.Errorf(wire.StatusConflict, "instance %q has %d ranks; register it for all of them", inst.id, len(inst.ranks))
-	}
-	return nil
 }
 
 // NewEpoch moves an instance to another epoch of its namespace. The old pages are unreachable for it at once; what it is publishing under the
 // old epoch never becomes visible (OWNERSHIP: reservations under the old epoch are abandoned at commit). Epoch zero is refused: it is shared by
-// all instances with the same facts.
+// all instances with the same facts. Where the ranks schedule together each says it, and the first moves the instance: an epoch that the others
+// have moved on from is answered with the one that replaced it.
 func (c *Cache) NewEpoch(id SessionID, instanceID string, epoch uint64) (Registered, error) {
 	c.enter()
 	defer c.leave()
@@ -342,13 +327,13 @@ func (c *Cache) NewEpoch(id SessionID, instanceID string, epoch uint64) (Registe
 		return Registered{}, err
 	}
 	inst := c.instances[instanceID]
-	if inst == nil || inst.scheduler != s {
+	if inst == nil || !inst.scheduledBy(s) {
 		return Registered{}, wire.Errorf(wire.StatusUnknown, "this session does not schedule instance %q; register it first", instanceID)
 	}
 	if epoch == 0 {
 		return Registered{}, wire.Errorf(wire.StatusConflict, "epoch zero is shared by all instances; choose 64 random bits")
 	}
-	if epoch == inst.epoch {
+	if epoch == inst.epoch || inst.joint != nil && slices.Contains(inst.joint.replaced, epoch) {
 		return c.registered(inst), nil
 	}
 	ns, err := c.useNamespace(inst.facts, epoch, len(inst.ranks), inst.geometry)
@@ -356,6 +341,9 @@ func (c *Cache) NewEpoch(id SessionID, instanceID string, epoch uint64) (Registe
 		return Registered{}, err
 	}
 	old := inst.namespace
+	if inst.joint != nil {
+		c.moveOn(inst)
+	}
 	inst.namespace, inst.epoch = ns, epoch
 	c.dropWaiting(inst)
 	for _, r := range inOrder(inst.reservations) {

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 
 	"orbitkv/internal/index"
@@ -13,16 +14,62 @@ import (
 type lease struct {
 	id        uint64
 	instance  *instance
-	session   *session   // owner; nil when its process died or resumed without it
 	op        *operation // while the query is outstanding
 	pages     []index.Handle
 	held      int    // leading pages that are still referenced
 	charged   uint64 // bytes
 	phase     phase
 	consumers []consumer // by rank
-	since     time.Time  // of readiness, or of the last answer that it is in use
-	revoked   bool       // asked back and not answered
+	owners    []owner    // one of all ranks; by rank where the ranks schedule together
+	joint     bool       // the ranks schedule together
 	started   bool       // a rank has begun: it is restoring until its last report
+}
+
+// owner is who may begin the parts of a lease or give them back: the scheduler session of all ranks, or of one.
+type owner struct {
+	session *session  // nil when it died or resumed without the lease, and while a rank of its own has not asked
+	since   time.Time // of readiness, or of the last answer that it is in use
+	revoked bool      // asked back and not answered
+}
+
+// parts is the consumers [from, to) that an owner speaks for.
+func (l *lease) parts(owner int) (from, to int) {
+	if len(l.owners) == 1 {
+		return 0, len(l.consumers)
+	}
+	return owner, owner + 1
+}
+
+// ownedBy is the position of a session among the owners, -1 when it is none.
+func (l *lease) ownedBy(s *session) int {
+	return slices.IndexFunc(l.owners, func(o owner) bool { return o.session == s })
+}
+
+// ownerOf is who speaks for a rank.
+func (l *lease) ownerOf(rank int) *owner { return &l.owners[min(rank, len(l.owners)-1)] }
+
+// startedBy says whether a part that an owner speaks for was ever begun.
+func (l *lease) startedBy(owner int) bool {
+	from, to := l.parts(owner)
+	return slices.ContainsFunc(l.consumers[from:to], func(k consumer) bool { return k.begun > 0 })
+}
+
+// readyOf says whether a part that an owner speaks for can still be begun.
+func (l *lease) readyOf(owner int) bool {
+	from, to := l.parts(owner)
+	return slices.ContainsFunc(l.consumers[from:to], func(k consumer) bool { return k.state == consumerReady })
+}
+
+// takeOn makes a session an owner from now on.
+func (c *Cache) takeOn(l *lease, i int, s *session) {
+	l.owners[i] = owner{session: s, since: c.now}
+	s.leases[l.id] = l
+}
+
+// letGo takes a lease off one owner.
+func (l *lease) letGo(i int) {
+	delete(l.owners[i].session.leases, l.id)
+	l.owners[i].session = nil
 }
 
 // consumer is one rank's part of a lease.
@@ -63,8 +110,8 @@ func (inst *instance) rankOf(s *session) int {
 func (c *Cache) newLease(op *operation, pages []index.Handle) *lease {
 	inst := op.instance
 	l := &lease{
-		id: newID(c, c.leases), instance: inst, session: op.session, op: op, pages: pages, held: len(pages),
-		consumers: make([]consumer, len(inst.ranks)), since: c.now,
+		id: newID(c, c.leases), instance: inst, op: op, pages: pages, held: len(pages),
+		consumers: make([]consumer, len(inst.ranks)), owners: make([]owner, 1), joint: op.joint != nil,
 	}
 	for _, h := range pages {
 		c.index.Hold(h)
@@ -72,7 +119,11 @@ func (c *Cache) newLease(op *operation, pages []index.Handle) *lease {
 	c.charge(l, uint64(len(pages))*inst.geometry.pageBytes)
 	c.leases[l.id] = l
 	inst.leases[l.id] = l
-	op.session.leases[l.id] = l
+	if l.joint {
+		c.share(l)
+	} else {
+		c.takeOn(l, 0, op.session)
+	}
 	c.relabel(l)
 	return l
 }
@@ -106,6 +157,7 @@ func (c *Cache) Begin(id SessionID, leaseID uint64, rank uint16, pages uint32) e
 	for r := from; r < to; r++ {
 		c.beginConsumer(l, r, pages)
 	}
+	c.decide(l)
 	c.settle(l)
 	return nil
 }
@@ -116,8 +168,8 @@ func (c *Cache) beginConsumer(l *lease, rank int, pages uint32) {
 	case k.state != consumerReady:
 	case pages == 0:
 		consumerMachine.to(&k.state, consumerReleased)
-	case l.instance.ranks[rank].process == nil:
-		consumerMachine.to(&k.state, consumerDropped) // a vacant rank reads nothing
+	case l.instance.ranks[rank].process == nil || l.joint && l.instance.ranks[rank].process != l.owners[rank].session.process:
+		consumerMachine.to(&k.state, consumerDropped) // a vacant rank, or one that another process took, reads nothing
 	default:
 		consumerMachine.to(&k.state, consumerBegun)
 		l.started = true
@@ -157,12 +209,13 @@ func (c *Cache) Release(id SessionID, leaseID uint64, rank uint16) error {
 			consumerMachine.to(&l.consumers[r].state, consumerReleased)
 		}
 	}
+	c.decide(l)
 	c.settle(l)
 	return nil
 }
 
-// Revoked answers a revoke: yielded gives the unbegun lease back, else it is in use and asked for again later. The lease may have ended
-// meanwhile.
+// Revoked answers a revoke: yielded gives the unbegun lease back, else it is in use and asked for again later. The lease, or the rank's part of it,
+// may have ended meanwhile.
 func (c *Cache) Revoked(id SessionID, leaseID uint64, yielded bool) error {
 	c.enter()
 	defer c.leave()
@@ -176,20 +229,24 @@ func (c *Cache) Revoked(id SessionID, leaseID uint64, yielded bool) error {
 		c.counters.lateReports++
 		return nil
 	}
-	if l.session != s {
+	i := l.ownedBy(s)
+	if i < 0 {
 		return c.violation("revoked", wire.StatusUnknown, "revoked names lease %#x of another session", leaseID)
 	}
-	l.revoked, l.since = false, c.now
-	if !yielded {
+	l.owners[i].revoked, l.owners[i].since = false, c.now
+	switch {
+	case !yielded:
 		return nil
-	}
-	if l.started {
+	case l.joint && !l.readyOf(i):
+		c.counters.lateReports++ // the other ranks keep the lease alive
+		return nil
+	case l.startedBy(i):
 		return c.violation("revoked", wire.StatusConflict, "revoked yields lease %#x, which was begun", leaseID)
 	}
 	if l.op != nil {
 		s.rememberYield(l.op.id, c.config.SessionOperations)
 	}
-	c.endConsumers(l, consumerReady, consumerReleased)
+	c.endReady(l, i, consumerReleased)
 	return nil
 }
 
@@ -306,16 +363,21 @@ func (c *Cache) consumers(kind string, id SessionID, leaseID uint64, rank uint16
 	if l = c.leases[leaseID]; l == nil {
 		return nil, 0, 0, nil
 	}
-	if l.session != s {
+	i := l.ownedBy(s)
+	if i < 0 {
 		return nil, 0, 0, c.violation(kind, wire.StatusUnknown, "%s names lease %#x, which this session does not hold", kind, leaseID)
 	}
-	if rank == wire.AllRanks {
-		return l, 0, len(l.consumers), nil
+	from, to = l.parts(i)
+	if rank == wire.AllRanks && !l.joint {
+		return l, from, to, nil
 	}
-	for r := range l.instance.ranks {
+	for r := from; r < to; r++ {
 		if l.instance.ranks[r].number == rank {
 			return l, r, r + 1, nil
 		}
+	}
+	if l.joint {
+		return nil, 0, 0, c.violation(kind, wire.StatusUnknown, "%s names rank %d of lease %#x, this session speaks for rank %d alone", kind, rank, leaseID, from)
 	}
 	return nil, 0, 0, c.violation(kind, wire.StatusTooLarge, "%s names rank %d of an instance of %d", kind, rank, len(l.consumers))
 }

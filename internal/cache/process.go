@@ -62,6 +62,7 @@ func (c *Cache) ProcessExited(id ProcessID) {
 
 // rankDied ends every copy of a rank. What is unbegun is its owner's to begin or give back.
 func (c *Cache) rankDied(inst *instance, rank int) {
+	c.skipReserves(inst, rank)
 	end := sliceAbandoned
 	if inst.ranks[rank].writer == wire.WriterCudaShared {
 		end = sliceQuarantined
@@ -78,24 +79,21 @@ func (c *Cache) rankDied(inst *instance, rank int) {
 // ownerDied ends what only the session itself could still start.
 func (c *Cache) ownerDied(s *session) {
 	for _, l := range inOrder(s.leases) {
-		delete(s.leases, l.id)
-		l.session = nil
-		if l.op != nil {
+		i := l.ownedBy(s)
+		l.letGo(i)
+		if l.op != nil && !l.joint {
 			c.retire(l.op)
 		}
-		if s.broken {
+		if s.broken && !l.joint { // a rank that schedules for itself copies in its own process
 			c.beginForTheLiving(l, s.process)
 		}
-		c.endConsumers(l, consumerReady, consumerDropped)
+		c.endReady(l, i, consumerDropped)
 	}
 	for _, r := range inOrder(s.reservations) {
-		c.disown(r)
+		c.disown(r, s)
 	}
 	for _, inst := range c.everyInstance() {
-		if inst.scheduler == s {
-			inst.scheduler = nil
-			c.removeIfIdle(inst)
-		}
+		c.unseat(inst, s)
 	}
 	if s.state == sessionClosed {
 		c.endSession(s)

@@ -37,7 +37,10 @@ type operation struct {
 	id        uint64
 	revision  uint32
 	state     operationState
-	session   *session
+	session   *session // whose table it counts in; nil for a result that found nothing and that other ranks may ask for
+	joint     *joint   // nil when one session schedules the instance
+	asked     rankSet  // of a joint one: ranks that asked
+	left      rankSet  // of a joint one, until it has a lease: ranks that have their answer, gave it up or were skipped
 	instance  *instance
 	namespace *namespace
 	group     uint16
@@ -70,6 +73,9 @@ func (c *Cache) SubmitQuery(id SessionID, q Query) (Result, error) {
 		return Result{}, err
 	}
 	digest := digestOf(q.Keys)
+	if inst.joint != nil {
+		return c.askJointly(s, inst, q, digest)
+	}
 	if op := s.operations[q.Operation]; op != nil {
 		same := op.instance == inst && op.namespace == inst.namespace && op.group == q.Group && op.request == q.Request
 		switch {
@@ -84,32 +90,50 @@ func (c *Cache) SubmitQuery(id SessionID, q Query) (Result, error) {
 	} else if q.Operation <= s.retired {
 		return Result{Operation: q.Operation, Revision: q.Revision, Outcome: wire.OutcomeStale}, nil
 	}
-	if len(s.operations) >= c.config.SessionOperations || c.operations >= c.config.GlobalOperations {
-		c.counters.busy++
+	if c.full(s) {
 		return Result{Operation: q.Operation, Revision: q.Revision, Outcome: wire.OutcomeBusy}, nil
 	}
-
-	op := &operation{
-		id: q.Operation, revision: q.Revision, session: s, instance: inst, namespace: inst.namespace, group: q.Group,
-		request: q.Request, digest: digest, keys: q.Keys,
-	}
+	op := newOperation(s, inst, q, digest)
 	s.operations[op.id] = op
-	c.operations++
-	c.waiting = append(c.waiting, op)
-	c.serveWaiting()
-	if op.state == operationWaiting && !c.keepWaiting(op) {
+	if !c.start(op) {
 		return Result{Operation: q.Operation, Revision: q.Revision, Outcome: wire.OutcomeBusy}, nil
 	}
 	return c.result(op), nil
+}
+
+// full says whether a session, or all together, have as many queries outstanding as they may.
+func (c *Cache) full(s *session) bool {
+	if len(s.operations)+len(s.pays) < c.config.SessionOperations && c.operations < c.config.GlobalOperations {
+		return false
+	}
+	c.counters.busy++
+	return true
+}
+
+func newOperation(s *session, inst *instance, q Query, digest uint64) *operation {
+	return &operation{
+		id: q.Operation, revision: q.Revision, session: s, instance: inst, namespace: inst.namespace, group: q.Group,
+		request: q.Request, digest: digest, keys: q.Keys,
+	}
+}
+
+// start admits a query that is in its tables, and serves it at once when the budget allows. When it would have to wait and there is no room for
+// its keys it ends, and start says false.
+func (c *Cache) start(op *operation) bool {
+	c.operations++
+	c.waiting = append(c.waiting, op)
+	c.serveWaiting()
+	return op.state != operationWaiting || c.keepWaiting(op)
 }
 
 // keepWaiting copies the keys of a query that waits. When those of all waiting queries leave it no room it ends at once, and says false.
 func (c *Cache) keepWaiting(op *operation) bool {
 	if bytes := len(op.keys) * wire.KeyBytes; c.waitingBytes+bytes > waitingBytesMax {
 		c.counters.busy++
-		retired := op.session.retired
+		s := op.session
+		retired := s.retired
 		c.retire(op)
-		op.session.retired = retired // as if it had never come
+		s.retired = retired // as if it had never come
 		return false
 	}
 	op.keys = slices.Clone(op.keys)
@@ -136,6 +160,9 @@ func (c *Cache) PollQuery(id SessionID, operation uint64, revision uint32) (Resu
 		return Result{}, err
 	}
 	op := s.operations[operation]
+	if op == nil && s.joint.instance != nil {
+		return c.pollJointly(s, operation, revision)
+	}
 	switch {
 	case op == nil && slices.Contains(s.yielded, operation):
 		return Result{Operation: operation, Revision: revision, Outcome: wire.OutcomeYielded}, nil
@@ -160,6 +187,10 @@ func (c *Cache) CancelQuery(id SessionID, operation uint64, revision uint32) err
 		return err
 	}
 	op := s.operations[operation]
+	if op == nil && s.joint.instance != nil {
+		c.cancelJointly(s, operation)
+		return nil
+	}
 	if op == nil || revision < op.revision {
 		c.counters.lateReports++
 		return nil
@@ -174,7 +205,7 @@ func (c *Cache) target(s *session, instanceID string, handle uint32) (*instance,
 		return s.private, nil
 	}
 	inst := c.instances[instanceID]
-	if inst == nil || inst.scheduler != s {
+	if inst == nil || !inst.scheduledBy(s) {
 		return nil, wire.Errorf(wire.StatusUnknown, "this session does not schedule instance %q; register it first", instanceID)
 	}
 	if inst.namespace.handle != handle {
@@ -262,11 +293,27 @@ func (c *Cache) serve(op *operation, keys int) {
 	if leased > 0 {
 		op.lease = c.newLease(op, slices.Clone(found[:leased]))
 		c.promote(op.lease.pages)
+	} else if op.joint != nil {
+		c.keepForTheOthers(op)
 	} else if !op.kept {
 		c.retire(op)
 	}
 	if op.kept {
-		c.push(op.session, Notice{Kind: NoticeQuery, ID: op.id, Revision: op.revision})
+		c.tell(op)
+	}
+}
+
+// tell pushes the notice that a query changed to every session that waits for it.
+func (c *Cache) tell(op *operation) {
+	notice := Notice{Kind: NoticeQuery, ID: op.id, Revision: op.revision}
+	if op.joint == nil {
+		c.push(op.session, notice)
+		return
+	}
+	for rank, s := range op.joint.schedulers {
+		if op.asked.has(rank) && !op.left.has(rank) {
+			c.push(s, notice)
+		}
 	}
 }
 
@@ -320,28 +367,32 @@ func (c *Cache) cancel(op *operation) {
 		c.retire(op)
 		return
 	}
-	c.endConsumers(op.lease, consumerReady, consumerReleased)
+	c.endReady(op.lease, 0, consumerReleased)
 }
 
-// retire takes a query off its session's table. Its id cannot come back.
+// retire takes a query off its table. Its id cannot come back.
 func (c *Cache) retire(op *operation) {
 	operationMachine.to(&op.state, operationRetired)
 	if op.lease != nil {
 		op.lease.op = nil
 	}
 	c.dropKeys(op)
+	if op.joint != nil {
+		c.retireJointly(op)
+		return
+	}
 	s := op.session
 	delete(s.operations, op.id)
 	s.retired = max(s.retired, op.id)
 	c.operations--
 }
 
-// dropWaiting retires the waiting queries of an instance whose namespace goes, and tells their sessions.
+// dropWaiting retires the waiting queries of an instance whose namespace goes, and tells who waits.
 func (c *Cache) dropWaiting(inst *instance) {
 	for _, op := range c.waiting {
 		if op.state == operationWaiting && op.instance == inst {
 			c.retire(op)
-			c.push(op.session, Notice{Kind: NoticeQuery, ID: op.id, Revision: op.revision})
+			c.tell(op)
 		}
 	}
 }

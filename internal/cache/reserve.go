@@ -32,7 +32,10 @@ type Reserved struct {
 type reservation struct {
 	id        uint64
 	instance  *instance
-	session   *session // owner; nil when its process died or resumed without it
+	owners    []*session // who handed the slices out: one of all storage ranks, or by storage rank where they schedule together; nil as in a lease
+	joint     bool       // the ranks schedule together
+	answer    *answer    // of a joint one, while a storage rank may still ask for it
+	payer     *session   // the owner in whose count of open reservations it is; nil when it is closed or none is left
 	namespace *namespace
 	pages     []index.Handle // by ordinal; stale once a page is sealed and gone
 	slices    []sliceState   // by ordinal, then storage rank
@@ -52,53 +55,79 @@ func (r *reservation) slice(page, storage int) *sliceState {
 func (c *Cache) Reserve(id SessionID, q Reserve) (Reserved, error) {
 	c.enter()
 	defer c.leave()
-	s, inst, err := c.admitReserve(id, q)
-	if err == nil && c.makeRoom(inst, c.wanted(inst, q)) {
-		s, inst, err = c.admitReserve(id, q)
+	a, err := c.admitReserve(id, q)
+	if err == nil && a.known == nil && c.makeRoom(a.instance, c.wanted(a.instance, q)) {
+		a, err = c.admitReserve(id, q) // another rank may have asked meanwhile
 	}
 	if err != nil {
 		return Reserved{}, err
 	}
-	s.reserved = q.Operation
-
+	if a.known != nil {
+		return c.joinReserve(a.known, a.session), nil
+	}
+	inst := a.instance
 	granted := c.allocate(inst, c.wanted(inst, q))
 	reserved := Reserved{Operation: q.Operation, Revision: q.Revision, Pages: uint32(granted)}
 	pages := c.grant(inst, q, granted)
 	reserved.Grants = slices.Clone(c.scratch.grants)
+	var r *reservation
 	if granted > 0 {
-		r := c.newReservation(inst, s, pages)
+		r = c.newReservation(inst, a.session, pages)
 		reserved.Reservation = r.id
 		reserved.Runs = c.runsOf(inst.namespace, pages)
+	}
+	if inst.joint != nil {
+		c.keepAnswer(a.session, inst, q, reserved, r)
+	} else {
+		a.session.reserved = q.Operation
 	}
 	return reserved, nil
 }
 
+// admitted is a reserve that may be served.
+type admitted struct {
+	session  *session
+	instance *instance
+	known    *answer // the one that another rank got, to be joined
+}
+
 // admitReserve checks a reserve against its session and its instance as they are now.
-func (c *Cache) admitReserve(id SessionID, q Reserve) (*session, *instance, error) {
+func (c *Cache) admitReserve(id SessionID, q Reserve) (admitted, error) {
 	s, err := c.open(id)
 	if err != nil {
-		return nil, nil, err
+		return admitted{}, err
 	}
 	inst, err := c.target(s, q.Instance, q.Namespace)
 	if err != nil {
-		return nil, nil, err
+		return admitted{}, err
 	}
 	if err := checkOperation("reserve", q.Revision, len(q.Keys)); err != nil {
-		return nil, nil, err
+		return admitted{}, err
 	}
-	if q.Operation <= s.reserved {
-		return nil, nil, wire.Errorf(wire.StatusStale, "reserve %d was answered or overtaken by %d; use a new operation", q.Operation, s.reserved)
+	last := s.reserved
+	if inst.joint != nil {
+		known, err := c.findAnswer(s, inst, q)
+		if known != nil || err != nil {
+			return admitted{s, inst, known}, err
+		}
+		last = inst.joint.reserves[s.joint.rank]
+	}
+	if q.Operation <= last {
+		return admitted{}, wire.Errorf(wire.StatusStale, "reserve %d was answered or overtaken by %d; use a new operation", q.Operation, last)
 	}
 	if s.writing >= c.config.SessionOperations || c.openReservations >= c.config.GlobalOperations {
 		c.counters.busy++
-		return nil, nil, wire.Errorf(wire.StatusBusy, "%d reservations of this session and %d in all are open; commit or abandon some first",
+		return admitted{}, wire.Errorf(wire.StatusBusy, "%d reservations of this session and %d in all are open; commit or abandon some first",
 			s.writing, c.openReservations)
 	}
-	return s, inst, nil
+	return admitted{s, inst, nil}, nil
 }
 
-// wanted counts the keys that have no page.
+// wanted counts the keys that have no page and that may be granted.
 func (c *Cache) wanted(inst *instance, q Reserve) (wanted int) {
+	if inst.joint != nil && inst.skippedBySome(q.Operation) {
+		return 0 // such a page could never seal
+	}
 	for i := range q.Keys {
 		if _, _, ok := c.index.Find(inst.namespace.handle, q.Group, (*index.Key)(&q.Keys[i])); !ok {
 			wanted++
@@ -149,6 +178,11 @@ func (c *Cache) newReservation(inst *instance, s *session, pages []index.Handle)
 	r := &reservation{
 		id: newID(c, c.reservations), instance: inst, namespace: inst.namespace, pages: pages, since: c.now,
 		slices: make([]sliceState, len(pages)*storage), openBy: make([]int, storage), open: len(pages) * storage,
+		owners: make([]*session, 1), joint: inst.joint != nil,
+	}
+	at := 0
+	if r.joint {
+		r.owners, at = make([]*session, storage), inst.geometry.storageIndex(s.joint.rank)
 	}
 	for i := range r.openBy {
 		r.openBy[i] = len(pages)
@@ -156,34 +190,74 @@ func (c *Cache) newReservation(inst *instance, s *session, pages []index.Handle)
 	c.reservations[r.id] = r
 	inst.reservations[r.id] = r
 	c.openReservations++
-	c.own(r, s)
+	r.own(at, s)
 	return r
 }
 
-func (c *Cache) own(r *reservation, s *session) {
-	r.session = s
+// own makes a session one of the owners. The first pays.
+func (r *reservation) own(at int, s *session) {
+	r.owners[at] = s
 	s.reservations[r.id] = r
-	if !r.closed {
-		s.writing++
+	r.pay()
+}
+
+// pay has an open reservation counted once, for an owner that there is.
+func (r *reservation) pay() {
+	if r.closed || r.payer != nil {
+		return
+	}
+	for _, s := range r.owners {
+		if s != nil {
+			r.payer = s
+			s.writing++
+			return
+		}
 	}
 }
 
-func (c *Cache) disown(r *reservation) {
-	s := r.session
-	if s == nil {
-		return
+// paid ends the count of a reservation.
+func (r *reservation) paid() {
+	if r.payer != nil {
+		r.payer.writing--
+		r.payer = nil
 	}
-	r.session = nil
+}
+
+// disown takes a session off the owners; another one pays then.
+func (c *Cache) disown(r *reservation, s *session) {
+	for at := range r.owners {
+		if r.owners[at] == s {
+			r.owners[at] = nil
+		}
+	}
 	delete(s.reservations, r.id)
-	if !r.closed {
-		s.writing--
+	if r.payer == s {
+		r.paid()
+		r.pay()
 	}
 	c.endIfIdle(s)
 }
 
+// storages is the storage ranks [from, to) whose slices an owner hands out.
+func (r *reservation) storages(at int) (from, to int) {
+	if len(r.owners) == 1 {
+		return 0, len(r.openBy)
+	}
+	return at, at + 1
+}
+
+// accounted says whether an owner may not have handed a storage rank its slices yet, or a rank of its own has not even asked for them.
+func (r *reservation) accounted(storage int) bool {
+	return r.owners[min(storage, len(r.owners)-1)] != nil || r.answer != nil && r.answer.open.has(storage)
+}
+
 // forgetReservation takes a reservation without open slices off the table. Its quarantined pages stay where they are.
 func (c *Cache) forgetReservation(r *reservation) {
-	c.disown(r)
+	for _, s := range r.owners {
+		if s != nil {
+			c.disown(r, s)
+		}
+	}
 	delete(c.reservations, r.id)
 	delete(r.instance.reservations, r.id)
 }

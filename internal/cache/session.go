@@ -51,6 +51,9 @@ type session struct {
 	private  *instance
 	wants    string // instance whose sealing it waits for
 
+	joint jointSeat           // of a session that schedules for one rank
+	pays  map[*operation]bool // queries of ranks that schedule together, which count in its table
+
 	operations   map[uint64]*operation
 	retired      uint64          // largest query id that was retired
 	reserved     uint64          // largest reserve id that was answered
@@ -85,7 +88,7 @@ func (c *Cache) OpenSession(id ProcessID, role wire.Role, name string, sink Sink
 	s := &session{
 		id: c.nextSession, process: p, role: role, name: name, token: c.newToken(), sink: sink, lastPing: c.now,
 		operations: map[uint64]*operation{}, leases: map[uint64]*lease{}, reservations: map[uint64]*reservation{},
-		echoes: map[uint64]bool{},
+		echoes: map[uint64]bool{}, pays: map[*operation]bool{},
 	}
 	c.sessions[s.id] = s
 	c.tokens[s.token] = s
@@ -126,6 +129,9 @@ func (c *Cache) closeSession(s *session) {
 		if op.state == operationWaiting || op.lease == nil {
 			c.retire(op)
 		}
+	}
+	if s.joint.instance != nil {
+		c.leaveOpen(s.joint.instance, s.joint.rank)
 	}
 	c.closePrivate(s)
 	c.endIfIdle(s)
@@ -171,6 +177,9 @@ func (c *Cache) Resume(id SessionID, token wire.ID16, leases, reservations []uin
 		return nil, nil, wire.Errorf(wire.StatusConflict, "the old session is rank %d of instance %q, this one is rank %d of %q; resume before attaching elsewhere",
 			old.rank, old.instance.id, s.rank, s.instance.id)
 	}
+	if err := c.mayReseat(old, s); err != nil {
+		return nil, nil, err
+	}
 	if old.state == sessionOpen {
 		old.broken = true
 		c.closeSession(old)
@@ -198,9 +207,7 @@ func (c *Cache) takePlaces(old, s *session) {
 		old.instance = nil
 	}
 	for _, inst := range c.instances {
-		if inst.scheduler == old {
-			inst.scheduler = s
-		}
+		inst.reseat(old, s)
 	}
 	for _, private := range c.privates {
 		if private.ranks[0].session == old {
@@ -215,23 +222,24 @@ func (c *Cache) resumeLeases(old, s *session, claimed []uint64) (took []uint64) 
 		if l == nil || slices.Contains(took, id) {
 			continue
 		}
-		if l.session == old || l.instance.rankOf(s) >= 0 {
+		if l.ownedBy(old) >= 0 || l.instance.rankOf(s) >= 0 {
 			took = append(took, id)
 		}
 	}
 	for _, l := range inOrder(old.leases) {
-		if l.op != nil {
+		if l.op != nil && !l.joint {
 			c.retire(l.op) // its id belongs to the old session
 		}
-		delete(old.leases, l.id)
-		l.session = nil
+		i := l.ownedBy(old)
+		since := l.owners[i].since
+		l.letGo(i)
 		if slices.Contains(took, l.id) {
-			l.session, l.revoked = s, false
-			s.leases[l.id] = l
+			c.takeOn(l, i, s)
+			l.owners[i].since = since
 			continue
 		}
 		l.instance.rememberUnnamed(l.id) // its begin may have been lost, and the report of a copy that ended may be on the way
-		c.endConsumers(l, consumerReady, consumerReleased)
+		c.endReady(l, i, consumerReleased)
 		if rank := l.instance.rankOf(s); rank >= 0 && l.consumers[rank].state == consumerBegun {
 			c.quarantineConsumer(l, rank)
 		}
@@ -239,7 +247,7 @@ func (c *Cache) resumeLeases(old, s *session, claimed []uint64) (took []uint64) 
 	if s.instance != nil {
 		for _, l := range inOrder(s.instance.leases) {
 			// Whoever owns the lease may have begun it without having handed the copy to this rank yet: it accounts for it.
-			if l.session == nil && l.consumers[s.rank].state == consumerBegun && !slices.Contains(took, l.id) {
+			if l.ownerOf(s.rank).session == nil && l.consumers[s.rank].state == consumerBegun && !slices.Contains(took, l.id) {
 				c.quarantineConsumer(l, s.rank)
 			}
 		}
@@ -266,27 +274,29 @@ func (c *Cache) resumeReservations(old, s *session, claimed []uint64) (took []ui
 		if r == nil || slices.Contains(took, id) {
 			continue
 		}
-		if r.session == old || r.instance.rankOf(s) >= 0 {
+		if slices.Contains(r.owners, old) || r.instance.rankOf(s) >= 0 {
 			took = append(took, id)
 		}
 	}
 	for _, r := range inOrder(old.reservations) {
-		c.disown(r)
+		at := slices.Index(r.owners, old)
+		c.disown(r, old)
 		rank := r.instance.rankOf(s)
 		switch {
 		case slices.Contains(took, r.id):
-			c.own(r, s)
+			r.own(at, s)
 		case rank >= 0:
 			c.endSlices(r, rank, sliceQuarantined)
 		case s.role == wire.RoleScheduler:
-			c.abandonUnnamed(r)
+			from, to := r.storages(at)
+			c.abandonUnnamed(r, from, to)
 		}
 	}
 	if s.instance != nil {
 		for _, r := range inOrder(s.instance.reservations) {
 			// As above: the owner may not have handed the slices out.
-			if r.session == nil && !slices.Contains(took, r.id) {
-				c.endSlices(r, s.rank, sliceQuarantined)
+			if storage := r.instance.geometry.storageIndex(s.rank); storage >= 0 && !r.accounted(storage) && !slices.Contains(took, r.id) {
+				c.endSlicesAt(r, storage, sliceQuarantined)
 			}
 		}
 	}
@@ -299,7 +309,7 @@ func (c *Cache) endIfIdle(s *session) {
 		return
 	}
 	for _, inst := range c.instances {
-		if inst.scheduler == s {
+		if inst.scheduledBy(s) {
 			return
 		}
 	}
@@ -314,10 +324,7 @@ func (c *Cache) endOneThatHoldsNothing() {
 			continue
 		}
 		for _, inst := range inOrder(c.instances) {
-			if inst.scheduler == s {
-				inst.scheduler = nil
-				c.removeIfIdle(inst)
-			}
+			c.unseat(inst, s)
 		}
 		if s.instance != nil {
 			c.leaveRank(s.instance, s.rank) // ends the session
@@ -334,7 +341,7 @@ func (c *Cache) mayUsePages(s *session) bool {
 		return true
 	}
 	for _, inst := range c.everyInstance() {
-		if (inst.scheduler == s || inst.rankOf(s) >= 0) && (inst.private || inst.holds()) {
+		if (inst.scheduledBy(s) || inst.rankOf(s) >= 0) && (inst.private || inst.holds()) {
 			return true
 		}
 	}
@@ -345,6 +352,7 @@ func (c *Cache) endSession(s *session) {
 	for _, op := range inOrder(s.operations) {
 		c.retire(op)
 	}
+	s.handOver()
 	sessionMachine.to(&s.state, sessionEnded)
 	delete(c.sessions, s.id)
 	delete(c.tokens, s.token)

@@ -37,12 +37,13 @@ func (c *Cache) shrink(l *lease, held int) {
 
 // unlist takes a lease off its owner and its instance, which may then be forgotten.
 func (c *Cache) unlist(l *lease) {
-	s, inst := l.session, l.instance
-	l.session = nil
+	inst := l.instance
 	delete(inst.leases, l.id)
-	if s != nil {
-		delete(s.leases, l.id)
-		c.endIfIdle(s)
+	for i := range l.owners {
+		if s := l.owners[i].session; s != nil {
+			l.letGo(i)
+			c.endIfIdle(s)
+		}
 	}
 	c.removeIfIdle(inst)
 }
@@ -57,13 +58,14 @@ func (c *Cache) relabel(l *lease) {
 		switch l.consumers[rank].state {
 		case consumerReady:
 			ready = true
+			s := l.ownerOf(rank).session // nil while the rank has not asked: those that did hold the lease
+			silent = silent || s != nil && s.silent
 		case consumerBegun:
 			begun = true
 			s := l.instance.ranks[rank].session
 			silent = silent || s == nil || s.silent
 		}
 	}
-	silent = silent || ready && (l.session == nil || l.session.silent)
 	switch {
 	case !ready && !begun:
 		c.setPhase(l, phaseQuarantined) // I8: charged to the pool, never reused
@@ -100,13 +102,15 @@ func (c *Cache) endCopy(l *lease, rank int, end consumerState) {
 	}
 }
 
-// endConsumers ends every part of a lease that is in one state.
-func (c *Cache) endConsumers(l *lease, from, end consumerState) {
-	for i := range l.consumers {
-		if l.consumers[i].state == from {
-			consumerMachine.to(&l.consumers[i].state, end)
+// endReady ends the unbegun parts that an owner speaks for.
+func (c *Cache) endReady(l *lease, owner int, end consumerState) {
+	from, to := l.parts(owner)
+	for rank := from; rank < to; rank++ {
+		if l.consumers[rank].state == consumerReady {
+			consumerMachine.to(&l.consumers[rank].state, end)
 		}
 	}
+	c.decide(l)
 	c.settle(l)
 }
 
@@ -116,16 +120,19 @@ func (c *Cache) quarantineConsumer(l *lease, rank int) {
 	c.settle(l)
 }
 
-// askBack pushes a revoke for every lease that nobody began for RevokeAfter. Only the answer can end the lease.
+// askBack pushes a revoke for every lease that an owner did not begin for RevokeAfter. Only the answer can end its parts.
 func (c *Cache) askBack() {
 	for _, l := range inOrder(c.leases) {
-		if l.revoked || l.session == nil || l.session.sink == nil || l.started {
-			continue
+		for i := range l.owners {
+			o := &l.owners[i]
+			if o.revoked || o.session == nil || o.session.sink == nil || l.startedBy(i) || !l.readyOf(i) {
+				continue
+			}
+			if c.now.Sub(o.since) < c.config.RevokeAfter {
+				continue
+			}
+			o.revoked = c.push(o.session, Notice{Kind: NoticeRevoke, ID: l.id})
+			c.askedAt(o.session)
 		}
-		if c.now.Sub(l.since) < c.config.RevokeAfter {
-			continue
-		}
-		l.revoked = c.push(l.session, Notice{Kind: NoticeRevoke, ID: l.id})
-		c.askedAt(l.session)
 	}
 }

@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"slices"
+
 	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
 )
@@ -15,29 +17,32 @@ func (c *Cache) Committed(id SessionID, reservationID uint64, rank uint16, range
 }
 
 // Abandoned says that slices will not be written and that no copy into them runs: those of the rank, or with AllRanks every slice of pages that
-// the reservation's owner never handed to a rank. The page can never seal; it is freed when all its slices are terminal.
+// the reservation's owner never handed to a rank. Where the ranks schedule together, a rank's scheduler session says so of that rank's slices.
+// The page can never seal; it is freed when all its slices are terminal.
 func (c *Cache) Abandoned(id SessionID, reservationID uint64, rank uint16, ranges []wire.Range) error {
 	c.enter()
 	defer c.leave()
-	if rank != wire.AllRanks {
-		return c.endReported("abandoned", id, reservationID, rank, ranges, sliceAbandoned)
-	}
 	s, err := c.open(id)
 	if err != nil {
 		return err
 	}
 	r := c.reservations[reservationID]
+	if rank != wire.AllRanks && !s.handsOut(r) {
+		return c.endReported("abandoned", id, reservationID, rank, ranges, sliceAbandoned)
+	}
 	if r == nil {
 		c.counters.lateReports++ // its ranks may all have died meanwhile
 		return nil
 	}
-	if r.session != s {
-		return c.violation("abandoned", wire.StatusUnknown, "abandoned names reservation %#x, which this session does not hold", reservationID)
+	at := slices.Index(r.owners, s)
+	if at < 0 || r.joint && r.instance.geometry.slices[at].Rank != rank {
+		return c.violation("abandoned", wire.StatusUnknown, "abandoned names reservation %#x, rank %d, which this session does not hold", reservationID, rank)
 	}
-	if err := c.neverHandedOut(r, ranges); err != nil {
+	from, to := r.storages(at)
+	if err := c.neverHandedOut(r, from, to, ranges); err != nil {
 		return err
 	}
-	for storage := range r.openBy {
+	for storage := from; storage < to; storage++ {
 		c.endRanges(r, storage, ranges, sliceAbandoned)
 	}
 	return nil
@@ -99,16 +104,16 @@ func (c *Cache) mustBeReserved(kind string, r *reservation, storage int, ranges 
 	return nil
 }
 
-func (c *Cache) neverHandedOut(r *reservation, ranges []wire.Range) error {
+func (c *Cache) neverHandedOut(r *reservation, from, to int, ranges []wire.Range) error {
 	if _, err := wire.CountRanges(ranges, uint32(len(r.pages))); err != nil {
 		return c.violation("abandoned", wire.StatusMalformed, "abandoned of reservation %#x: %v", r.id, err)
 	}
 	for _, rg := range ranges {
 		for page := rg.First; page < rg.First+rg.Count; page++ {
-			for storage := range r.openBy {
+			for storage := from; storage < to; storage++ {
 				if *r.slice(int(page), storage) == sliceCommitted {
 					return c.violation("abandoned", wire.StatusConflict,
-						"abandoned names page %d of reservation %#x for all ranks, but a rank has committed its slice", page, r.id)
+						"abandoned names page %d of reservation %#x as never handed out, but a rank has committed its slice", page, r.id)
 				}
 			}
 		}
@@ -143,9 +148,9 @@ func (c *Cache) endSlicesAt(r *reservation, storage int, end sliceState) {
 // abandonUnnamed ends a reservation that its resumed scheduler does not name. The scheduler alone hands slices to ranks, and it named every
 // reservation that a rank may still write, one that died before its report included, so no copy runs and none can start (I2). The report of a
 // copy that ended just before may be on the way on the rank's own socket: it is late, not wrong.
-func (c *Cache) abandonUnnamed(r *reservation) {
+func (c *Cache) abandonUnnamed(r *reservation, from, to int) {
 	r.instance.rememberUnnamed(r.id)
-	for storage := range r.openBy {
+	for storage := from; storage < to; storage++ {
 		c.endSlicesAt(r, storage, sliceAbandoned)
 	}
 }
@@ -219,15 +224,15 @@ func (c *Cache) pageOpen(r *reservation, page int) bool {
 	return false
 }
 
-// closeIfEnded ends a reservation whose last slice is terminal, and says so to its owner.
+// closeIfEnded ends a reservation whose last slice is terminal, and says so to its owners.
 func (c *Cache) closeIfEnded(r *reservation) {
 	if r.open > 0 || r.closed {
 		return
 	}
 	r.closed = true
 	c.openReservations--
-	if s := r.session; s != nil {
-		s.writing--
+	r.paid()
+	for _, s := range r.owners {
 		c.push(s, Notice{Kind: NoticeSealed, ID: r.id})
 	}
 	inst := r.instance

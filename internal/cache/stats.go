@@ -24,6 +24,7 @@ type counters struct {
 	saveBytes           uint64
 	noticesDropped      uint64
 	lateReports         uint64
+	jointDropped        uint64
 	violations          map[string]uint64
 }
 
@@ -74,22 +75,23 @@ type Stats struct {
 	WarmupRestoredBytesTotal uint64            `json:"warmup_restored_bytes_total"`
 	WarmupUnusedBytesTotal   uint64            `json:"warmup_unused_bytes_total"`
 	WarmupPendingBytes       uint64            `json:"warmup_pending_bytes"`
-	LoadBytesTotal           uint64            `json:"load_bytes_total"`      // that arrived, from terminal reports only
-	LoadFailuresTotal        uint64            `json:"load_failures_total"`   // pages of failed copies
-	SaveBytesTotal           uint64            `json:"save_bytes_total"`      // unpadded bytes of pages that were sealed
-	OperationsWaiting        uint64            `json:"operations_waiting"`    // for budget
-	OperationsReady          uint64            `json:"operations_ready"`      // and not begun
-	Leases                   uint64            `json:"leases"`                // quarantined ones included
-	Reservations             uint64            `json:"reservations"`          // with a slice that is not terminal
-	Sessions                 uint64            `json:"sessions"`              // connected
-	SessionsDisconnected     uint64            `json:"sessions_disconnected"` // whose process lives
-	SessionsStalled          uint64            `json:"sessions_stalled"`      // of both
-	Processes                uint64            `json:"processes"`             //
-	Instances                uint64            `json:"instances"`             //
-	Namespaces               uint64            `json:"namespaces"`            //
-	NoticesDroppedTotal      uint64            `json:"notices_dropped_total"` // a send queue was full
-	LateReportsTotal         uint64            `json:"late_reports_total"`    // harmless races
-	ViolationsTotal          map[string]uint64 `json:"violations_total"`      // by message
+	LoadBytesTotal           uint64            `json:"load_bytes_total"`            // that arrived, from terminal reports only
+	LoadFailuresTotal        uint64            `json:"load_failures_total"`         // pages of failed copies
+	SaveBytesTotal           uint64            `json:"save_bytes_total"`            // unpadded bytes of pages that were sealed
+	OperationsWaiting        uint64            `json:"operations_waiting"`          // for budget
+	OperationsReady          uint64            `json:"operations_ready"`            // and not begun
+	Leases                   uint64            `json:"leases"`                      // quarantined ones included
+	Reservations             uint64            `json:"reservations"`                // with a slice that is not terminal
+	Sessions                 uint64            `json:"sessions"`                    // connected
+	SessionsDisconnected     uint64            `json:"sessions_disconnected"`       // whose process lives
+	SessionsStalled          uint64            `json:"sessions_stalled"`            // of both
+	Processes                uint64            `json:"processes"`                   //
+	Instances                uint64            `json:"instances"`                   //
+	Namespaces               uint64            `json:"namespaces"`                  //
+	NoticesDroppedTotal      uint64            `json:"notices_dropped_total"`       // a send queue was full
+	LateReportsTotal         uint64            `json:"late_reports_total"`          // harmless races
+	JointAnswersDroppedTotal uint64            `json:"joint_answers_dropped_total"` // kept for ranks that had not asked, until a bound
+	ViolationsTotal          map[string]uint64 `json:"violations_total"`            // by message
 }
 
 // Stats reads all numbers.
@@ -111,7 +113,7 @@ func (c *Cache) Stats() Stats {
 		LoadBytesTotal: n.loadBytes, LoadFailuresTotal: n.loadFailures, SaveBytesTotal: n.saveBytes,
 		Leases: uint64(len(c.leases)), Reservations: uint64(c.openReservations), Processes: uint64(len(c.processes)),
 		Instances: uint64(len(c.instances)), Namespaces: uint64(len(c.namespaces)),
-		NoticesDroppedTotal: n.noticesDropped, LateReportsTotal: n.lateReports,
+		NoticesDroppedTotal: n.noticesDropped, LateReportsTotal: n.lateReports, JointAnswersDroppedTotal: n.jointDropped,
 		QueryReservedByPhase: map[string]uint64{}, PageEvictionsTotal: map[string]uint64{}, ResidentPages: map[string]uint64{},
 		ViolationsTotal: map[string]uint64{},
 	}
@@ -150,12 +152,26 @@ func (stats *Stats) addTables(c *Cache) {
 			stats.SessionsStalled++
 		}
 		for _, op := range s.operations {
-			if op.state == operationWaiting {
-				stats.OperationsWaiting++
-			} else {
-				stats.OperationsReady++
+			stats.addOperation(op)
+		}
+	}
+	for _, inst := range c.instances {
+		if inst.joint == nil {
+			continue
+		}
+		for _, op := range inst.joint.operations {
+			if op.session != nil { // else it found nothing and is kept for ranks that have not asked
+				stats.addOperation(op)
 			}
 		}
+	}
+}
+
+func (stats *Stats) addOperation(op *operation) {
+	if op.state == operationWaiting {
+		stats.OperationsWaiting++
+	} else {
+		stats.OperationsReady++
 	}
 }
 

@@ -29,11 +29,19 @@ type InstanceStatus struct {
 	NamespacePages uint64            `json:"namespace_pages"`
 	Epoch          uint64            `json:"epoch"`
 	PageBytes      uint64            `json:"page_bytes"`
-	SchedulerPID   int               `json:"scheduler_pid"` // zero when none registered
+	SchedulerPID   int               `json:"scheduler_pid"` // zero when none registered, and when each rank has its own
+	Joint          *JointStatus      `json:"joint,omitempty"`
 	Ranks          []RankStatus      `json:"ranks"`
 	Leases         int               `json:"leases"`
 	Reservations   int               `json:"reservations"`
 	ChargedBytes   map[string]uint64 `json:"charged_bytes"` // by phase
+}
+
+// JointStatus is what the ranks of an instance share that schedule it together.
+type JointStatus struct {
+	Operations int `json:"operations"` // queries that are open
+	Empty      int `json:"empty"`      // of these: found nothing, and kept for ranks that have not asked
+	Answers    int `json:"answers"`    // of reserves, kept for ranks that have not asked
 }
 
 // RankStatus is one rank of an instance.
@@ -46,7 +54,10 @@ type RankStatus struct {
 	SliceBytes   uint64 `json:"slice_bytes"`
 	NUMA         int    `json:"numa_node"`
 	MappedArenas int    `json:"mapped_arenas"`
-	Refusal      string `json:"refusal,omitempty"` // why an arena could not be mapped
+	Refusal      string `json:"refusal,omitempty"`       // why an arena could not be mapped
+	SchedulerPID int    `json:"scheduler_pid,omitempty"` // of the rank's own scheduler
+	LastQuery    uint64 `json:"last_query,omitempty"`    // the largest number that it asked for
+	LastReserve  uint64 `json:"last_reserve,omitempty"`
 }
 
 // SessionStatus is one connection, or what a disconnected process left of it.
@@ -97,11 +108,17 @@ func (c *Cache) instanceStatus(inst *instance) InstanceStatus {
 	if inst.scheduler != nil {
 		status.SchedulerPID = inst.scheduler.process.facts.PID
 	}
+	if j := inst.joint; j != nil {
+		status.Joint = &JointStatus{Operations: len(j.operations), Empty: len(j.empty), Answers: len(j.answers)}
+	}
 	for p := phaseReady; p < phaseEnded; p++ {
 		status.ChargedBytes[phaseMachine.names[p]] = inst.charged[p]
 	}
-	for _, slot := range inst.ranks {
+	for at, slot := range inst.ranks {
 		rank := RankStatus{Rank: slot.number, SliceBytes: slot.sliceBytes, NUMA: slot.numa, Backend: slot.backend, Refusal: slot.refusal}
+		if inst.joint != nil {
+			inst.joint.rankStatus(at, &rank)
+		}
 		for _, a := range c.arenas {
 			if slot.mapped.has(a.id) {
 				rank.MappedArenas++
@@ -119,7 +136,7 @@ func (c *Cache) sessionStatus(s *session) SessionStatus {
 	status := SessionStatus{
 		Session: uint64(s.id), State: sessionMachine.names[s.state], Stalled: s.silent, Role: s.role.String(), Name: s.name,
 		PID: s.process.facts.PID, Command: s.process.facts.Command,
-		Operations: len(s.operations), Leases: len(s.leases), Reservations: len(s.reservations),
+		Operations: len(s.operations) + len(s.pays), Leases: len(s.leases), Reservations: len(s.reservations),
 	}
 	if !s.asked.IsZero() {
 		status.SilentFor = c.now.Sub(s.asked).Truncate(time.Millisecond).Seconds()

@@ -112,6 +112,7 @@ var table = []row{
 	sessionsOpened, framesRead, connectionsClosed, connectionsRefused, callsRefused, httpRefused,
 	{"orbitkv_notices_dropped_total", Counter, nil, "Notices that found a session's send queue full. Nothing is lost: clients look at the state again.", one(func(s cache.Stats) uint64 { return s.NoticesDroppedTotal })},
 	{"orbitkv_late_reports_total", Counter, nil, "Frames that crossed the end of what they name. Harmless.", one(func(s cache.Stats) uint64 { return s.LateReportsTotal })},
+	{"orbitkv_joint_answers_dropped_total", Counter, nil, "Answers that were kept for ranks that had not asked yet, where the ranks of an instance schedule it together, and dropped at the bound: such a rank then gets an answer of its own.", one(func(s cache.Stats) uint64 { return s.JointAnswersDroppedTotal })},
 	{"orbitkv_violations_total", Counter, []string{"message"}, "Frames that named what their session does not hold; the session was closed.", each(func(s cache.Stats) map[string]uint64 { return s.ViolationsTotal })},
 }
 
