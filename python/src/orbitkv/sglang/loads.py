@@ -99,6 +99,7 @@ class Loads:
         self._batches: deque[list[Load]] = deque()  # started and not acknowledged, oldest first
         self._waiting: deque[Load] = deque()  # begun, for a place among those in flight
         self._in_flight = 0
+        self._submitting = 0  # of these: not accepted by the backend yet
         self._sets = [LayerSet() for _ in range(SETS_MIN)]
         self._next = 0
         self._fault: str | None = None
@@ -170,6 +171,11 @@ class Loads:
             self._timeline.record(Stage.GPU_READY, load.request, success=True)
         return [load.request for load in batch]
 
+    def wait_submitted(self) -> None:
+        """Wait until the backend has accepted every begun restore, which it then finishes, closed or not."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._fault or not (self._waiting or self._submitting), STALL_SECONDS)
+
     def quiesce(self) -> None:
         """Wait for every copy (I2) and forget all: the engine drops its tree, so what is queued need not land."""
         queued, self._queued = self._queued, []
@@ -210,6 +216,7 @@ class Loads:
                     return
                 load = self._waiting.popleft()
                 self._in_flight += 1
+                self._submitting += 1
             assert load.plan is not None
             try:
                 restore = self._copies.restore(
@@ -219,6 +226,7 @@ class Loads:
                 self._fail(load, str(fault))
                 return
             with self._lock:
+                self._submitting -= 1
                 load.restore = restore
                 if load.state is LoadState.BEGUN:
                     load.state = LoadState.COPYING

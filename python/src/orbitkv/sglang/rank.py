@@ -133,11 +133,9 @@ class RankSide:
         self._life = b""  # the Manager's life that the ranks agreed on last
         self._resting = False  # the engine's pages are of two kinds of weights
         self._scheduler: Link[SchedulerSession] = Link(
-            f"scheduler of rank {place.rank}", self._connect_scheduler, exchange=self._guard.exchange
+            f"scheduler of rank {place.rank}", self._connect_scheduler, exchange=self._exchange
         )
-        self._worker: Link[ProvenAttachment] = Link(
-            f"rank {place.rank}", self._connect_worker, exchange=self._guard.exchange
-        )
+        self._worker: Link[ProvenAttachment] = Link(f"rank {place.rank}", self._connect_worker, exchange=self._exchange)
 
     @property
     def world(self) -> int:
@@ -287,6 +285,13 @@ class RankSide:
         if attachment is not None and not (attachment.attached and attachment.proven):
             attachment = None
         return session, attachment
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Let a link exchange its session: no promise is open, and every begun restore is the backend's to finish."""
+        with self._guard.exchange():
+            self.loads.wait_submitted()
+            yield
 
     def _connect_scheduler(self, previous: SchedulerSession | None) -> SchedulerSession:
         return SchedulerSession.connect(
