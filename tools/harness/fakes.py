@@ -86,12 +86,14 @@ class FakeLease:
         """Return where each page lies."""
         return np.arange(self.pages, dtype=np.uint64) * np.uint64(PAGE_BYTES) + np.uint64(part << 48)
 
-    def begin(self, pages: int) -> None:
-        """Begin the first pages, unless the lease or the channel is gone."""
-        self._client.check()
+    def begin(self, pages: int, *, closed_ok: bool = False) -> None:
+        """Begin the first pages, unless the lease or, but for `closed_ok`, the channel is gone."""
+        if not closed_ok:
+            self._client.check()
         if not self.alive:
             raise LeaseLost("revoked")
-        self._client.sent.append(("begin", self.id, pages))
+        if self._client.alive:
+            self._client.sent.append(("begin", self.id, pages))
 
     def release(self) -> None:
         """Give it back."""
@@ -218,6 +220,7 @@ class FakeClient:
         self.reservations = itertools.count(1)  # of the Manager, which clients may share
         self.script: list[tuple[State, int]] = []
         self.epoch = 0
+        self.budget_bytes = 0
         self.ranks_missing = 0
 
     def check(self) -> None:
@@ -231,18 +234,19 @@ class FakeClient:
         self.sent.append(("register", instance) if rank == ALL_RANKS else ("register", instance, rank))
         if self.ranks_missing:
             raise Refused(Status.NOT_READY, "refused by the test")
-        return self.namespace()
+        return self.namespace(rank)
 
-    def new_epoch(self, instance: str, epoch: int) -> Namespace:
+    def new_epoch(self, instance: str, epoch: int, rank: int = ALL_RANKS) -> Namespace:
         """Move to another epoch."""
         self.check()
         self.sent.append(("epoch", instance, epoch))
         self.epoch = epoch
-        return self.namespace()
+        return self.namespace(rank)
 
-    def namespace(self) -> Namespace:
+    def namespace(self, rank: int = ALL_RANKS) -> Namespace:
         """Return the current namespace."""
-        return Namespace(7, self.epoch, PAGE_BYTES, (PAGE_BYTES,), (Slice(0, 0, 0, PAGE_BYTES),))
+        slices = (Slice(0, 0, 0, PAGE_BYTES),)
+        return Namespace(7, self.epoch, PAGE_BYTES, (PAGE_BYTES,), slices, rank, self.budget_bytes)
 
     def query(
         self,

@@ -56,7 +56,8 @@ class Ask:
 class Lookup:
     """One request's query: what was asked and how far it came.
 
-    `seen` is when the engine last asked for the request, `counted` when the wait was last counted as unanswered.
+    `seen` is when the engine last asked for the request, `counted` when the wait was last counted as unanswered, `heard`
+    the state of the last answer.
     """
 
     session: SchedulerSession
@@ -65,6 +66,7 @@ class Lookup:
     asked: float
     seen: float
     counted: float
+    heard: State = State.UNANSWERED
     settled: float | None = None
     lease: Lease | None = None
     held: bool = False
@@ -77,7 +79,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Window:
-    """How much lookups that occupy it may be: so many requests, and so many pages that they asked for."""
+    """How much lookups that occupy it may be: so many requests, and so many pages that they hold or ask for."""
 
     requests: int
     pages: int
@@ -96,7 +98,7 @@ class Lookups:
     patient_from_start: bool = True  # whether a request's patience begins with its first question, or with `reached`
     _table: dict[str, Lookup] = field(default_factory=dict)
     _since: dict[str, float] = field(default_factory=dict)  # when a request's patience began
-    _inside: dict[str, int] = field(default_factory=dict)  # pages asked for by what holds or awaits a lease
+    _inside: dict[str, int] = field(default_factory=dict)  # pages that are leased, or asked for while no answer came
 
     def __len__(self) -> int:
         return len(self._table)
@@ -245,13 +247,16 @@ class Lookups:
             look.counted = now
             self.stats.count("query_unanswered")
             if self.breaker.allows(now):
-                if not self.breaker.unanswered(now):
+                if self.breaker.unanswered(now):
+                    self.stats.count("breaker_opened")
+                elif self._waits(request):
                     return False
-                self.stats.count("breaker_opened")
             self.drop(request)
             look.settled = now
             return True
-        self.breaker.answered()
+        if state is not look.heard:  # A state that stays is no sign of life.
+            look.heard = state
+            self.breaker.answered()
         if not state.final:
             if self._waits(request):
                 return False
@@ -259,6 +264,7 @@ class Lookups:
             look.query.cancel()
         elif state is State.READY:
             look.lease = look.query.lease
+            self._inside[request] = look.found
             if not self.patient_from_start:
                 self._since.pop(request, None)
             self.stats.observe("prefetch_duration_seconds", now - look.asked)

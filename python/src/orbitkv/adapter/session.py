@@ -138,7 +138,7 @@ class SchedulerSession:
         try:
             namespace = self._namespace or self.client.register(self.instance, self._rank)
             if namespace.epoch != epoch:
-                namespace = self.client.new_epoch(self.instance, epoch)
+                namespace = self.client.new_epoch(self.instance, epoch, self._rank)
         except Refused as refusal:
             if refusal.status in (Status.NOT_READY, Status.UNKNOWN):
                 return False

@@ -130,7 +130,8 @@ class RankSide:
         self.lookups.patient_from_start = False
         self._wait_until = 0.0
         self._agreed = False  # in this pass, and for every rank
-        self._life = b""  # the Manager's life that the ranks agreed on last
+        self._voted = b""  # the Manager's life that this rank named in this pass
+        self._life = b""  # the one that the ranks agreed on last
         self._resting = False  # the engine's pages are of two kinds of weights
         self._scheduler: Link[SchedulerSession] = Link(
             f"scheduler of rank {place.rank}", self._connect_scheduler, exchange=self._exchange
@@ -164,19 +165,23 @@ class RankSide:
         self.stats.gauge("pending_prefetches", self.lookups.pending)
 
     def life(self) -> bytes:
-        """Return the Manager's life that this rank could use now, empty for none."""
+        """Name the Manager's life that this rank could use in this pass, empty for none."""
         session, attachment = self._sessions()
         if session is None or attachment is None or self._resting or session.incarnation != attachment.incarnation:
-            return b""
-        return session.incarnation
+            self._voted = b""
+        else:
+            self._voted = session.incarnation
+        return self._voted
 
     def agree(self, agreed: bool) -> bool:
-        """Take whether every rank named the same life in this pass; return whether it is one that is new to them."""
+        """Take whether every rank named the same life in this pass; return whether it is one that is new to them.
+
+        What was named counts, also when it was lost meanwhile: the ranks must not differ in what is new.
+        """
         self._agreed = agreed
-        life = self.life() if agreed else b""
-        if life in (b"", self._life):
+        if not agreed or self._voted in (b"", self._life):
             return False
-        self._life = life
+        self._life = self._voted
         return True
 
     def lookup(self, request: str, keys: Sequence[str]) -> int | None:
@@ -195,6 +200,7 @@ class RankSide:
             return None
         budget = session.namespace.budget_bytes // WINDOW_SHARE // session.namespace.page_bytes
         self.lookups.window = Window(WINDOW_REQUESTS, budget)
+        keys = keys[: session.client.limits.operation_keys_max]
         ask = Ask(request, 0, len(keys), lambda: bytes.fromhex("".join(keys)), keys, number)
         return self.lookups.answer(session, ask)
 
