@@ -17,6 +17,7 @@ from harness import sglang_modules  # noqa: F401
 # isort: split
 import numpy as np
 import pytest
+import sglang
 import torch
 from prometheus_client import CollectorRegistry
 from sglang.srt.mem_cache import registry
@@ -34,6 +35,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_context, get_parallel
 
+from harness.manager import ManagerProcess, eventually
 from orbitkv.adapter.stats import COUNTERS, GAUGES, HISTOGRAMS
 from orbitkv.errors import ConfigurationError
 from orbitkv.sglang import backend, engine, plugin, probe
@@ -202,6 +204,24 @@ def test_a_selected_backend_builds_the_cache(context: Context) -> None:
         assert {target: pkgutil.resolve_name(target) for target in backend.HOOKS} == once
     finally:
         cache.release_host_resources()
+
+
+def test_a_rank_attaches_and_proves_its_pool_at_start(
+    context: Context, orbitkv_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = ManagerProcess(orbitkv_binary, tmp_path / "manager").start()
+    try:
+        made = context()
+        monkeypatch.setenv("ORBITKV_SOCKET", manager.socket)
+        cache = backend.create_cache(made)
+        side = cache.linker.cache_linker.side
+        try:
+            eventually(lambda: side.life() != b"", "the rank may use the Manager")
+            assert not any(tensor.any() for tensor in engine.pool_of(made).k_buffer), "the pool is as it was"
+        finally:
+            cache.release_host_resources()
+    finally:
+        manager.stop()
 
 
 class Wrapped:
@@ -473,7 +493,7 @@ def test_one_differing_circumstance_is_another_namespace(
     if what == "weights":
         (model / "model.safetensors").write_bytes(b"w" * 99 + b"x")
     elif what == "release":
-        monkeypatch.setattr(engine.sglang, "__version__", "0.5.21")
+        monkeypatch.setattr(sglang, "__version__", "0.5.21")
     elif what == "scope":
         monkeypatch.setenv("ORBITKV_CACHE_SCOPE", "blue")
     elif what == "layout":
