@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
+from demo import bootstrap
 from demo.damage import NothingToDamage, invert_arenas
-from demo.engines import Cached
+from demo.engines import ENGINES, Cached, total
 from demo.scenario import HEADER, PRESSURE_TOKENS, RESTORABLE_TOKENS, Scenario
 from demo.table import render
 
+import envs
 from harness.engine import Completion
 
 DEVICE_TOKENS = 8960
@@ -152,3 +155,27 @@ def test_damage_inverts_what_another_process_stores() -> None:
 def test_damage_to_nothing_is_refused() -> None:
     with pytest.raises(NothingToDamage, match=str(os.getpid())):
         invert_arenas(os.getpid())
+
+
+def test_every_engine_of_the_demo_has_an_environment() -> None:
+    assert set(bootstrap.ENVIRONMENTS) == set(ENGINES)
+    assert set(bootstrap.ENVIRONMENTS.values()) <= set(envs.ENVIRONMENTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "engine"),
+    [
+        ([], "vllm"),
+        (["--engine", "sglang"], "sglang"),
+        (["--plain", "--engine=sglang"], "sglang"),
+        (["--engine"], "vllm"),
+    ],
+)
+def test_the_engine_is_known_before_the_arguments_are_parsed(arguments: list[str], engine: str) -> None:
+    assert bootstrap.engine_of(arguments) == engine
+
+
+def test_counters_are_summed_over_the_labels_that_are_asked_for() -> None:
+    samples = {'c{s="device",r="0"}': 3.0, 'c{s="device",r="1"}': 4.0, 'c{s="host",r="0"}': 5.0, "cc": 9.0}
+    engine = SimpleNamespace(counters=lambda: samples)
+    assert [total(engine, "c"), total(engine, "c", 's="host"'), total(engine, "absent")] == [12, 5, 0]  # type: ignore[arg-type]
