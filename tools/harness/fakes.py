@@ -80,7 +80,14 @@ class FakeLease:
         self.id = number
         self.pages = pages
         self.alive = True
+        self.begun = False
         self.holds = 0
+
+    def revoke(self) -> bool:
+        """Let the Manager ask for it back; return whether it is given, as the client decides."""
+        yielded = not (self.begun or self.holds)
+        self.alive = self.alive and not yielded
+        return yielded
 
     def locations(self, part: int = 0) -> npt.NDArray[np.uint64]:
         """Return where each page lies."""
@@ -92,6 +99,7 @@ class FakeLease:
             self._client.check()
         if not self.alive:
             raise LeaseLost("revoked")
+        self.begun = True
         if self._client.alive:
             self._client.sent.append(("begin", self.id, pages))
 
@@ -138,6 +146,8 @@ class FakeQuery:
             self._late = None
             if pages:
                 self.lease = FakeLease(self._client, len(self._client.queries) * 10, pages)
+        if self.state is State.UNANSWERED and wait_us and self._client.clock is not None:
+            self._client.clock.now += (wait_us + 1) / 1e6
         return self.state
 
     def cancel(self) -> None:
@@ -206,7 +216,10 @@ class FakeReserve:
 
 
 class FakeClient:
-    """A session whose calls are written down in `sent`. `script` answers queries at once, in order."""
+    """A session whose calls are written down in `sent`. `script` answers queries at once, in order.
+
+    With a `clock`, a wait for an answer that does not come takes its time.
+    """
 
     def __init__(self, incarnation: bytes = b"life-1".ljust(16)) -> None:
         self.incarnation = incarnation
@@ -221,6 +234,7 @@ class FakeClient:
         self.script: list[tuple[State, int]] = []
         self.epoch = 0
         self.budget_bytes = 0
+        self.clock: Clock | None = None
         self.ranks_missing = 0
 
     def check(self) -> None:

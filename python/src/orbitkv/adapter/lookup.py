@@ -56,8 +56,8 @@ class Ask:
 class Lookup:
     """One request's query: what was asked and how far it came.
 
-    `seen` is when the engine last asked for the request, `counted` when the wait was last counted as unanswered, `heard`
-    the state of the last answer.
+    `seen` is when the engine last asked for the request, `counted` when the wait was last counted as unanswered,
+    `heard` the state of the last answer.
     """
 
     session: SchedulerSession
@@ -158,13 +158,13 @@ class Lookups:
     def end_pass(self) -> None:
         """Let revokes win again, and give back what no pass has used for a second."""
         now = self.clock()
-        while len(self._since) > len(self._table) + WAITS_MAX:
-            del self._since[next(iter(self._since))]
         for request, look in list(self._table.items()):
             self._unhold(look)
             # An answer that comes while the engine does not ask would be leased with nobody to use it.
             if now - (look.seen if look.settled is None else look.settled) >= LEASE_SECONDS:
                 self.drop(request)
+        while len(self._since) > len(self._table) + WAITS_MAX:
+            del self._since[next(iter(self._since))]
 
     def _answer(self, session: SchedulerSession, ask: Ask) -> int | None:
         look = self._table.get(ask.request)
@@ -221,6 +221,7 @@ class Lookups:
         return since is None or self.clock() - since < self.settings.load_wait_seconds
 
     def _submit(self, session: SchedulerSession, ask: Ask) -> Lookup:
+        now = self.clock()
         query = session.client.query(
             session.namespace,
             ask.keys(),
@@ -229,7 +230,6 @@ class Lookups:
             wait_us=self._wait_us(),
             operation=ask.operation,
         )
-        now = self.clock()
         look = Lookup(session, query, ask, now, now, now)
         self._table[ask.request] = look
         self._inside[ask.request] = ask.pages

@@ -325,9 +325,11 @@ class RankSide:
 
 def places_of(keys: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.int64] | None:
     """Return where the keys stand among the names, None unless they stand there in the same order."""
+    if not keys:
+        return None
     if list(names[: len(keys)]) == list(keys):
         return np.arange(len(keys))
     index = {name: place for place, name in enumerate(names)}
     places = np.array([index.get(key, -1) for key in keys], np.int64)
-    increasing = len(places) > 0 and places[0] >= 0 and bool((np.diff(places) > 0).all())
+    increasing = places[0] >= 0 and bool((np.diff(places) > 0).all())
     return places if increasing else None

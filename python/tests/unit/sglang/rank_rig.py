@@ -1,0 +1,214 @@
+"""One rank over a fake client, copies that a test moves layer by layer, and a clock that the test turns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from python.tests.unit.sglang.offload_rig import FakeAttachment, HeldBackend, pages_of
+
+from harness.fakes import PAGE_BYTES, Clock, FakeClient, FakeLease, FakeTensors, keys_of
+from orbitkv.adapter.attachment import RankPlace
+from orbitkv.adapter.copies import Copies
+from orbitkv.adapter.link import Link
+from orbitkv.adapter.session import Epoch, SchedulerSession
+from orbitkv.adapter.settings import read_settings
+from orbitkv.adapter.stats import Stats
+from orbitkv.client import CacheManagerClient, Lease, State
+from orbitkv.errors import TransferError
+from orbitkv.sglang.loads import Load, Loads
+from orbitkv.sglang.proof import ProvenAttachment
+from orbitkv.sglang.rank import EngineTensors, RankSide
+from orbitkv.timeline import Timeline
+from orbitkv.transfer import CopyPlan, Restore, Transfer, TransferBackend
+
+BLOCKS = 64
+LAYERS = 4
+BLOCK_BYTES = PAGE_BYTES // LAYERS
+LIFE_1, LIFE_2 = (name.ljust(16) for name in (b"life-1", b"life-2"))
+
+
+@dataclass(eq=False)
+class Job:
+    """A restore that the backend has."""
+
+    transfer: Restore
+    on_done: Callable[[Transfer], None]
+
+
+class HeldCopies(HeldBackend):
+    """A backend whose restores, too, move when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restores: list[Job] = []
+        self.order: list[str] = []  # requests, as they were submitted
+        self.closed = False
+
+    def restore(self, plan: CopyPlan, *, on_done: Callable[[Transfer], None]) -> Restore:
+        """Take a copy."""
+        plan.check()
+        if self.closed or self.refusing:
+            raise TransferError("refused by the test")
+        self.restores.append(Job(Restore(plan), on_done))
+        self.order.append(plan.request)
+        return self.restores[-1].transfer
+
+    def arrive(self, at: int = 0, layers: int = LAYERS) -> None:
+        """Let so many layers of one restore arrive; with all of them it has ended."""
+        job = self.restores[at]
+        for _ in range(layers):
+            job.transfer.advance()
+        if job.transfer.layer_ready(LAYERS - 1):
+            self.finish(at, True)
+
+    def finish(self, at: int = 0, ok: bool = True) -> None:
+        """Let one restore end."""
+        job = self.restores.pop(at)
+        job.transfer.finish(ok)
+        job.on_done(job.transfer)
+
+    def arrive_all(self) -> None:
+        """Let every restore arrive, and those that follow."""
+        while self.restores:
+            self.arrive()
+
+    def close(self) -> None:
+        """Take no more."""
+        self.closed = True
+
+
+class RankAttachment(FakeAttachment):
+    """A proven attachment."""
+
+    def __init__(self, incarnation: bytes, backend: TransferBackend) -> None:
+        super().__init__(incarnation, backend)
+        self.alive = self.attached = self.proven = True
+
+    def restored(self, lease: int, ok: bool, ranges: Sequence[tuple[int, int]]) -> None:
+        """Note the end of a restore."""
+        self.told.append(("restored", lease, ok, list(ranges)))
+
+    def advance(self) -> bool:
+        """Do nothing: it is complete."""
+        return True
+
+    def detach(self) -> None:
+        """Leave the instance."""
+
+    def close(self) -> None:
+        """Close the backend."""
+        self.backend.close()
+
+
+class LoadRig:
+    """Restores of one rank, with leases of their own."""
+
+    def __init__(self, backend: TransferBackend | None = None, layer_last: Sequence[int] | None = None, **keys: object):
+        self.clock = Clock()
+        self.held = HeldCopies()
+        self.tensors = FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES)
+        self.stats = Stats()
+        self.client = FakeClient()
+        self.session = SchedulerSession(cast(CacheManagerClient, self.client), "engine-1", Epoch(), lambda: None, 0)
+        assert self.session.advance()
+        self.attachment = RankAttachment(self.client.incarnation, backend or cast(TransferBackend, self.held))
+        settings = read_settings({f"orbitkv.{key}": value for key, value in keys.items()}, {})
+        timeline = Timeline("test", False)
+        place = RankPlace("engine-1", 0, 1)
+        copies = Copies(settings, place, self.tensors.layout, self.tensors, timeline, self.stats, self.clock)
+        self.loads = Loads(copies, layer_last or range(LAYERS), timeline, self.clock)
+        self._ids = itertools.count(1)
+        self._blocks = itertools.cycle(range(1, BLOCKS))
+
+    def load(self, request: str, pages: int = 1, places: Sequence[int] | None = None) -> Load:
+        """Return a restore of so many pages, or of these places of a lease of so many."""
+        lease = FakeLease(self.client, next(self._ids), pages)
+        lease.hold()
+        chosen = np.array(range(pages) if places is None else places, np.int64)
+        blocks = np.array([next(self._blocks) for _ in chosen], np.int64)
+        attachment = cast(ProvenAttachment, self.attachment)
+        return Load(request, self.session, attachment, cast(Lease, lease), chosen, blocks)
+
+    def batch(self, *requests: str, pages: int = 1) -> int:
+        """Queue a restore each and start the batch; return its consumer index."""
+        for request in requests:
+            self.loads.queue(self.load(request, pages))
+        return self.loads.start()
+
+    def acknowledged(self) -> list[list[str]]:
+        """Take the batches that have arrived."""
+        return [self.loads.pop() for _ in range(self.loads.completed())]
+
+
+class RankRig:
+    """One rank whose sessions the test makes and breaks."""
+
+    def __init__(self, **keys: object) -> None:
+        self.clock = Clock()
+        self.held = HeldCopies()
+        self.tensors = FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES)
+        self.client = FakeClient()
+        self.client.budget_bytes = 1 << 30
+        self.attachment = RankAttachment(LIFE_1, cast(TransferBackend, self.held))
+        settings = read_settings({f"orbitkv.{key}": value for key, value in keys.items()}, {})
+        tensors = EngineTensors(self.tensors.layout, self.tensors, range(LAYERS))
+        place = RankPlace("engine-1", 0, 1)
+        self.side = RankSide(settings, place, tensors, {}, Timeline("test", False), clock=self.clock)
+        self.side._scheduler = Link("scheduler", self._session, exchange=self.side._exchange)
+        self.side._worker = Link(
+            "rank", lambda _: cast(ProvenAttachment, self.attachment), exchange=self.side._exchange
+        )
+        self.open()
+
+    def open(self) -> None:
+        """Connect what is not connected, as the links' threads do."""
+        self.side._scheduler.open_once()
+        self.side._worker.open_once()
+
+    def restart(self, life: bytes = LIFE_2) -> None:
+        """Let the Manager's life end and another one begin; nothing is connected to it yet."""
+        self.client.alive = self.attachment.alive = False
+        self.client = FakeClient(life)
+        self.client.budget_bytes = 1 << 30
+        self.held = HeldCopies()
+        self.attachment = RankAttachment(life, cast(TransferBackend, self.held))
+
+    def begin(self, others: bool = True) -> bool:
+        """Begin a pass as the tree does; return whether the ranks agree on a life that is new to them."""
+        self.side.begin_pass()
+        return self.side.agree(self.side.life() != b"" and others)
+
+    def lookup(self, request: str, pages: int = 4) -> int | None:
+        """Ask for a waiting request's pages."""
+        return self.side.lookup(request, hashes(request, pages))
+
+    def found(self, request: str, pages: int = 4) -> FakeLease:
+        """Let a request's pages be found and promised; return the lease."""
+        self.client.script = [(State.READY, pages)]
+        assert self.lookup(request, pages) == pages
+        lease = self.client.queries[-1].lease
+        assert lease is not None
+        return lease
+
+    def load(self, request: str, pages: int = 4, first: int = 1) -> None:
+        """Admit a request whose pages were promised."""
+        self.side.queue_load(request, hashes(request, pages), pages_of(first, pages))
+        self.side.admitted(request)
+
+    def sent(self, *kinds: str) -> list[tuple[Any, ...]]:
+        """Return what was sent to the Manager of now, of these kinds."""
+        return [message for message in self.client.sent if message[0] in kinds]
+
+    def _session(self, _previous: SchedulerSession | None) -> SchedulerSession:
+        return SchedulerSession(
+            cast(CacheManagerClient, self.client), "engine-1", self.side.epoch, self.side._scheduler.wake, 0
+        )
+
+
+def hashes(request: str, pages: int) -> list[str]:
+    """Return SGLang's page hashes for a request's pages."""
+    return [key.hex() for key in keys_of(request, pages)]

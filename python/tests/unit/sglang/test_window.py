@@ -1,0 +1,350 @@
+"""Look-ups of an engine that asks for every waiting request in every pass: window, patience, waits and bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import pytest
+
+from harness.fakes import Clock, FakeClient, FakeLease, FakeQuery, keys_of
+from orbitkv.adapter import lookup as lookup_module
+from orbitkv.adapter.breaker import OPEN_SECONDS, UNANSWERED_MAX, Breaker
+from orbitkv.adapter.lookup import LEASE_SECONDS, Ask, Lookups, Window
+from orbitkv.adapter.session import Epoch, SchedulerSession
+from orbitkv.adapter.settings import read_settings
+from orbitkv.adapter.stats import Stats
+from orbitkv.client import CacheManagerClient, State
+
+WAIT_US = 1000
+PATIENCE_S = 1.0
+
+
+@dataclass
+class WindowRig:
+    """Look-ups over a client whose waits without an answer turn the clock."""
+
+    clock: Clock = field(default_factory=Clock)
+    client: FakeClient = field(default_factory=FakeClient)
+    stats: Stats = field(default_factory=Stats)
+    pass_ends: float = 0.0
+
+    def __post_init__(self) -> None:
+        keys = {"orbitkv.query_wait_us": WAIT_US, "orbitkv.load_wait_ms": int(PATIENCE_S * 1e3)}
+        self.session = SchedulerSession(cast(CacheManagerClient, self.client), "engine-1", Epoch(), lambda: None, 0)
+        assert self.session.advance()
+        self.lookups = Lookups(read_settings(keys, {}), Breaker(), self.stats, self.clock, self._left)
+        self.lookups.patient_from_start = False
+        self.lookups.window = Window(3, 100)
+        self.client.clock = self.clock
+        self.begin()
+
+    def begin(self, seconds: float = 0.01) -> None:
+        """End a pass and begin the next one, so many seconds later."""
+        self.lookups.end_pass()
+        self.clock.now += seconds
+        self.pass_ends = self.clock.now + WAIT_US / 1e6
+
+    def ask(self, request: str, pages: int = 4, revision: str = "") -> int | None:
+        """Ask for a request's pages."""
+        keys = keys_of(request + revision, pages)
+        names = [key.hex() for key in keys]
+        return self.lookups.answer(self.session, Ask(request, 0, pages, lambda: b"".join(keys), names))
+
+    def found(self, request: str, pages: int = 4) -> FakeLease:
+        """Let a request's pages be found."""
+        self.client.script = [(State.READY, pages)]
+        assert self.ask(request, pages) == pages
+        lease = self.client.queries[-1].lease
+        assert lease is not None
+        return lease
+
+    def fill(self) -> None:
+        """Let a, b and c take every place of the window anew."""
+        for request in "abc":
+            self.lookups.finish(request)
+            self.found(request)
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Return how much is kept: look-ups, waiting times, places of the window."""
+        return len(self.lookups), len(self.lookups._since), len(self.lookups._inside)
+
+    def _left(self) -> int:
+        return max(0, round((self.pass_ends - self.clock.now) * 1e6))
+
+
+@pytest.fixture
+def rig() -> WindowRig:
+    """Return look-ups with a window of three requests and a hundred pages."""
+    return WindowRig()
+
+
+# The window.
+
+
+def test_a_question_that_finds_the_window_full_is_not_put(rig: WindowRig) -> None:
+    for name in "abc":
+        rig.found(name)
+    assert rig.ask("d") is None
+    assert [query.request for query in rig.client.queries] == ["a", "b", "c"]
+    assert rig.stats.take()["query_deferred"] == 1
+
+
+@pytest.mark.parametrize("leaves", ["taken", "finished", "dropped", "nothing found", "expired"])
+def test_a_place_is_free_again(rig: WindowRig, leaves: str) -> None:
+    rig.found("a")
+    rig.found("b")
+    if leaves == "nothing found":
+        rig.client.script = [(State.READY, 0)]
+        assert rig.ask("c") == 0
+    else:
+        rig.found("c")
+        if leaves == "taken":
+            assert rig.lookups.take("c") is not None
+        elif leaves == "finished":
+            rig.lookups.finish("c")
+        elif leaves == "dropped":
+            rig.lookups.drop("c")
+        else:
+            rig.begin(LEASE_SECONDS)
+            rig.begin()
+    rig.found("d")
+
+
+def test_pages_count_as_well_as_requests(rig: WindowRig) -> None:
+    rig.found("a", 60)
+    assert rig.ask("b", 41) is None
+    rig.found("c", 40)
+    rig.lookups.finish("a")
+    rig.lookups.finish("c")
+    rig.found("larger than the window", 1000)
+    assert rig.ask("b", 1) is None, "the first one always fits, and nothing beside it"
+
+
+def test_a_lease_takes_the_pages_that_it_holds_and_not_those_that_were_asked_for(rig: WindowRig) -> None:
+    rig.client.script = [(State.READY, 2)]
+    assert rig.ask("a", 99) == 2
+    rig.found("b", 98)
+
+
+def test_what_awaits_an_answer_takes_what_it_asks_for(rig: WindowRig) -> None:
+    rig.client.script = [(State.WAITING, 0)]
+    assert rig.ask("a", 60) is None
+    assert rig.ask("b", 41) is None
+    assert [query.request for query in rig.client.queries] == ["a"]
+
+
+def test_many_requests_without_a_hit_take_no_place_and_are_asked_once_a_second(rig: WindowRig) -> None:
+    rig.client.script = [(State.READY, 0)] * 50
+    assert [rig.ask(f"r{number}") for number in range(50)] == [0] * 50
+    rig.begin(LEASE_SECONDS / 2)
+    assert [rig.ask(f"r{number}") for number in range(50)] == [0] * 50
+    assert len(rig.client.queries) == 50
+    rig.begin(LEASE_SECONDS / 2)
+    rig.begin()
+    rig.client.script = [(State.READY, 4)]
+    assert rig.ask("r0") == 4, "what was published meanwhile is found"
+
+
+def test_without_a_window_there_is_no_bound_but_the_tables(rig: WindowRig) -> None:
+    rig.lookups.window = None
+    for number in range(50):
+        rig.found(f"r{number}", 100)
+
+
+# The same answer, and its end.
+
+
+def test_an_answer_stays_the_same_until_the_pages_change(rig: WindowRig) -> None:
+    """I5."""
+    lease = rig.found("a")
+    assert rig.ask("a") == 4
+    rig.begin()
+    assert rig.ask("a") == 4
+    assert len(rig.client.queries) == 1
+    rig.client.script = [(State.READY, 1)]
+    assert rig.ask("a", revision="other tokens") == 1
+    assert not lease.alive
+
+
+def test_a_lease_that_nobody_used_for_a_second_is_given_back(rig: WindowRig) -> None:
+    lease = rig.found("a")
+    rig.begin(LEASE_SECONDS / 2)
+    assert rig.ask("a") == 4
+    rig.begin(LEASE_SECONDS / 2)
+    assert lease.alive
+    rig.begin()
+    assert not lease.alive
+    assert rig.sizes() == (0, 0, 0)
+
+
+# Patience.
+
+
+def test_patience_begins_when_the_engine_passes_the_request_over(rig: WindowRig) -> None:
+    rig.fill()
+    assert rig.ask("d") is None
+    rig.begin(10.0)
+    rig.fill()
+    assert rig.ask("d") is None, "it has not been kept waiting yet"
+    rig.lookups.reached("d")
+    rig.begin(PATIENCE_S / 2)
+    rig.lookups.reached("d")
+    rig.fill()
+    assert rig.ask("d") is None
+    rig.begin(PATIENCE_S / 2)
+    rig.fill()
+    assert rig.ask("d") == 0, "it is recomputed"
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.PREPARING])
+def test_a_request_waits_for_its_pages_as_long_as_its_patience_lasts(rig: WindowRig, state: State) -> None:
+    rig.client.script = [(state, 0)]
+    assert rig.ask("a") is None
+    for _ in range(5):
+        rig.begin(LEASE_SECONDS / 2)
+        assert rig.ask("a") is None, "nobody has kept it waiting"
+    assert len(rig.client.queries) == 1
+    rig.lookups.reached("a")
+    assert rig.ask("a") is None
+    rig.begin(PATIENCE_S / 2)
+    assert rig.ask("a") is None
+    rig.begin(PATIENCE_S / 2)
+    assert rig.ask("a") == 0
+    assert ("cancel", "a") in rig.client.sent
+    assert rig.sizes()[2] == 0, "and its place is free"
+
+
+def test_a_hit_ends_the_wait_and_a_later_one_begins_anew(rig: WindowRig) -> None:
+    rig.client.script = [(State.WAITING, 0)]
+    assert rig.ask("a") is None
+    rig.lookups.reached("a")
+    rig.client.queries[0].answer(State.READY, 4)
+    assert rig.ask("a") == 4
+    assert rig.sizes() == (1, 0, 1)
+
+
+# Waits and the breaker.
+
+
+@pytest.mark.parametrize("requests", [1, 3, 200])
+def test_the_unanswered_questions_of_a_pass_wait_together_at_most_so_long(requests: int) -> None:
+    rig = WindowRig()
+    rig.lookups.window = None
+    for number in range(20):
+        before = rig.clock.now
+        for name in range(requests):
+            rig.ask(f"r{name}")
+        assert rig.clock.now - before <= (WAIT_US + 2) / 1e6, f"pass {number}"
+        rig.begin()
+    assert rig.lookups.breaker.opened == 1
+
+
+def test_three_waits_without_an_answer_open_the_breaker_for_a_second(rig: WindowRig) -> None:
+    for number in range(UNANSWERED_MAX - 1):
+        assert rig.ask("a") is None, number
+        rig.begin()
+    assert rig.ask("a") == 0
+    asked = len(rig.client.queries)
+    assert [rig.ask(name) for name in "abcdef"] == [0] * 6
+    assert len(rig.client.queries) == asked == 1
+    assert rig.stats.take()["breaker_opened"] == 1
+    rig.begin(OPEN_SECONDS)
+    rig.found("a")
+    assert rig.sizes() == (1, 0, 1)
+
+
+def test_a_request_that_waits_for_room_does_not_hide_that_nobody_answers(rig: WindowRig) -> None:
+    """The Manager was stopped after it had said "no room yet" to one request."""
+    rig.client.script = [(State.WAITING, 0)]
+    assert rig.ask("a") is None
+    answers = []
+    for _ in range(UNANSWERED_MAX):
+        rig.begin()
+        assert rig.ask("a") is None
+        answers.append(rig.ask("b"))
+    assert answers == [None, None, 0]
+    assert rig.lookups.breaker.opened == 1
+
+
+def test_one_question_that_is_never_answered_is_given_up_although_others_are(rig: WindowRig) -> None:
+    assert rig.ask("a") is None
+    rig.lookups.reached("a")
+    answers = []
+    for number in range(3):
+        rig.begin(PATIENCE_S / 3)
+        rig.found(f"r{number}")
+        rig.lookups.finish(f"r{number}")
+        answers.append(rig.ask("a"))
+    assert rig.lookups.breaker.opened == 0
+    assert answers == [None, None, 0]
+    assert ("cancel", "a") in rig.client.sent
+
+
+def test_a_session_that_breaks_answers_with_nothing_and_keeps_nothing(rig: WindowRig) -> None:
+    rig.found("a")
+    rig.client.script = [(State.WAITING, 0)]
+    assert rig.ask("b") is None
+    rig.client.alive = False
+    assert [rig.ask(name) for name in "bc"] == [0, 0]
+    rig.lookups.drop_all()
+    assert rig.sizes() == (0, 0, 0)
+
+
+# Bounds.
+
+
+def test_the_table_is_bounded(rig: WindowRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_module, "LOOKUPS_MAX", 10)
+    rig.client.script = [(State.READY, 0)] * 10
+    assert [rig.ask(f"r{number}") for number in range(10)] == [0] * 10
+    assert rig.ask("one more") is None
+    assert len(rig.lookups) == 10
+    rig.begin(LEASE_SECONDS)
+    rig.begin()
+    rig.found("one more")
+
+
+def test_ten_thousand_requests_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come, are asked for, kept waiting, and end in every way or are simply not asked for again."""
+    monkeypatch.setattr(lookup_module, "WAITS_MAX", 100)
+    rig, order = WindowRig(), np.random.default_rng(7)
+    admit_with_pages: Callable[[str], object] = rig.lookups.take
+    vanish: Callable[[str], object] = str
+    ends = [admit_with_pages, rig.lookups.finish, vanish]
+    answers = [(State.READY, 4), (State.READY, 0), (State.WAITING, 0), (State.STALE, 0), (State.BUSY, 0)]
+    waiting: list[str] = []
+    for number in range(10_000):
+        waiting.append(f"r{number}")
+        if len(waiting) < 32:
+            continue
+        for name in waiting:
+            rig.client.script = [answers[order.integers(len(answers))]]
+            if rig.ask(name) is None and order.random() < 0.5:
+                rig.lookups.reached(name)
+        for name in [name for name in waiting if order.random() < 0.9]:
+            ends[order.integers(len(ends))](name)
+            waiting.remove(name)
+        rig.begin(order.random() * 0.1)
+        table, since, inside = rig.sizes()
+        assert since <= table + 100
+        assert inside <= 3
+        rig.client.queries.clear()
+        rig.client.sent.clear()
+    rig.begin(LEASE_SECONDS)
+    rig.begin(LEASE_SECONDS)
+    assert rig.sizes()[0] == rig.sizes()[2] == 0
+    assert rig.sizes()[1] <= 100
+
+
+def test_a_query_that_nobody_asks_for_again_is_cancelled(rig: WindowRig) -> None:
+    rig.client.script = [(State.WAITING, 0)]
+    assert rig.ask("a") is None
+    query: FakeQuery = rig.client.queries[0]
+    query.answer(State.READY, 4)
+    rig.begin(LEASE_SECONDS)
+    rig.begin()
+    assert rig.client.sent[-1] == ("cancel", "a")
+    assert rig.sizes() == (0, 0, 0)
