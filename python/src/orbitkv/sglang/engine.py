@@ -145,8 +145,8 @@ def place_of_rank(ctx: Any) -> RankPlace:
 
 
 def agreed_number(group: Any, world: int) -> int:
-    """Return 63 random bits, the same on every rank of the engine's CPU group: those that its first rank draws."""
-    drawn = torch.tensor([secrets.randbits(63)], dtype=torch.int64)
+    """Return 63 random bits, never zero, that the first rank of the engine's CPU group draws for all of them."""
+    drawn = torch.tensor([secrets.randbits(63) or 1], dtype=torch.int64)
     if world > 1:
         torch.distributed.broadcast(drawn, src=torch.distributed.get_global_rank(group, 0), group=group)
     return int(drawn.item())

@@ -27,8 +27,15 @@ SYMBOLS = (
     f"{TREE}._all_reduce_attn_groups",
     f"{WRAPPER}.match",
     f"{WRAPPER}.load_back",
+    f"{WRAPPER}.offload_nodes",
+    f"{WRAPPER}.drain_loads",
+    f"{WRAPPER}.take_completed_offloads",
+    f"{WRAPPER}.commit_completed_offloads",
+    f"{WRAPPER}.release_request",
+    f"{WRAPPER}.reset",
     f"{WRAPPER}._sync_restorable_prefix",
     f"{LINKER}:UnifiedCacheLinker",
+    "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore.node_by_id",
     "sglang.srt.mem_cache.unified_cache.components:ComponentType.FULL",
     "sglang.srt.mem_cache.registry:default_radix_cache_factory",
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.register_layer_transfer_counter",
@@ -47,7 +54,7 @@ SYMBOLS = (
         f"{CONTEXT}:get_{group}"
         for group in ("context", "disagg", "lora", "memory", "model", "observability", "parallel")
     ),
-    *(f"{CONTEXT}:get_{group}" for group in ("device", "exec", "serving", "spec")),
+    *(f"{CONTEXT}:get_{group}" for group in ("device", "lora", "serving", "spec")),
 )
 
 # What SGLang asks of a linker. A release that asks for more has loads or saves that would never end.
