@@ -205,8 +205,8 @@ class FakeReserve:
         return np.arange(self.pages, dtype=np.uint64) * np.uint64(PAGE_BYTES) + np.uint64(part << 48)
 
     def drop(self) -> None:
-        """Give the answer up, unless it was taken."""
-        if not self.answered:
+        """Give up what was granted, or will be."""
+        if not self.dropped:
             self.dropped = True
             self._abandon()
 

@@ -1,7 +1,7 @@
 """Reserves: extents to publish pages into, as the scheduler side holds them.
 
-A reserve whose answer comes late is taken with `refresh`, or dropped: what a dropped one is granted afterwards is
-abandoned by the thread that reads, so no slice stays reserved (a rank that drops a save must abandon).
+A reserve whose answer comes late is taken with `refresh`, or dropped: what a dropped one was granted, or is granted
+afterwards by the thread that reads, is abandoned, so no slice stays reserved (a rank that drops a save must abandon).
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Reserve:
         return expand(self._runs, part, self._namespace.part_bytes[part], self.pages)
 
     def drop(self) -> None:
-        """Give up an answer that has not come; when it comes, the slices that it grants the session are abandoned."""
+        """Give up slices that no copy was told of: those that were granted, or are granted when the answer comes."""
         with self._lock:
-            if self.answered:
+            if self._dropped:
                 return
             self._dropped = True
             head = self._head

@@ -201,6 +201,23 @@ def test_grants_of_a_dropped_reserve_are_abandoned(tmp_path: Path) -> None:
         dropped.set()
 
 
+def test_grants_that_were_read_with_the_reserve_are_abandoned_once(tmp_path: Path) -> None:
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Reserve)
+        assert isinstance(message, _wire.Reserve)
+        peer.put(_wire.Reserved(message.operation, 1, 0, 1, 2, 9, [(1, 2)], [(0, 2, 0)]), request)
+        assert peer.expect(_wire.Abandoned)[1] == _wire.Abandoned(9, ALL_RANKS, ((0, 2),))
+        request, _ = peer.expect(_wire.Ping)
+        peer.put(_wire.Pong(0), request)
+
+    with scripted(tmp_path, script) as client:
+        reserve = client.reserve(SPACE, bytes(64), instance="i", wait_us=None)
+        assert reserve.answered
+        reserve.drop()
+        reserve.drop()
+        client.ping()
+
+
 def test_a_reserve_in_parts_is_joined(tmp_path: Path) -> None:
     def script(peer: Peer) -> None:
         parts = [peer.expect(_wire.Reserve) for _ in range(2)]
