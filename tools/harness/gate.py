@@ -3,7 +3,8 @@
 An order names a direction and a layer: every copy in that direction stops before that layer, says so in a file of its
 process, and goes on when the order is gone. So "in mid-restore" is a state that a test waits for, never a guess.
 
-`Gate` is the test's side. `pass_gate` is the engine's, where `harness.gated` puts it into the copying threads.
+`Gate` is the test's side. `pass_gate` is the engine's, where `put_into_copies` puts it into the copying threads:
+`harness.gated` calls that in vLLM, an entry point (`harness.plugin.gated`) in SGLang.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from harness.manager import eventually
-from orbitkv.transfer import Restore, Transfer
+from orbitkv.adapter import attachment
+from orbitkv.transfer import HostBackend, Restore, Transfer, TransferBackend
 
 FOLDER = "ORBITKV_TEST_GATE"  # environment of the engine: the folder of the orders
 RESTORE, PUBLISH = "restore", "publish"
@@ -69,3 +72,15 @@ def ordered(order: Path, layer: int) -> bool:
         return int(order.read_text(encoding="ascii")) == layer
     except FileNotFoundError:
         return False
+
+
+def put_into_copies() -> None:
+    """Give the engine that runs in this process copying threads with the gate; nothing else of the product differs."""
+    setattr(attachment, "make_backend", gated_backend)  # noqa: B010 - its type is the factory's, narrower than this one
+
+
+def gated_backend(name: str, **options: Any) -> TransferBackend:
+    """Return the host backend with the gate before each layer."""
+    if name != "host":
+        raise ValueError(f"only the host backend has a gate, not {name!r}")
+    return HostBackend(before_layer=pass_gate, **options)

@@ -1,8 +1,7 @@
-"""A real engine and a real Manager on one socket, for tests of what happens between them.
+"""A real vLLM and a real Manager on one socket, for tests of what happens between them.
 
-The socket's path is fixed, so that Managers come and go while one engine lives. The engine computes in float32: its
-tokens then do not depend on how prompts are cut and batched, so that every answer has one right value, cold or
-restored. What is counted is read from the engine's and the Manager's own counters.
+The engine computes in float32: its tokens then do not depend on how prompts are cut and batched, so that every answer
+has one right value, cold or restored. What is counted is read from the engine's and the Manager's own counters.
 """
 
 from __future__ import annotations
@@ -10,33 +9,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.client
-import itertools
 import json
 import os
-import random
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import http as web
-from harness.checkpoint import FIRST_WORD, Checkpoint
+from harness.base import QUERY_WAIT_US, ManagerRig
 from harness.engine import SERVED_NAME, Completion, Engine, EngineConfig
-from harness.gate import FOLDER, Gate
-from harness.manager import ManagerProcess, eventually
+from harness.gate import FOLDER
+from harness.manager import eventually
 from harness.pool import EnginePool
 
 TOOLS = Path(__file__).resolve().parents[1]
 SOURCE = TOOLS.parent / "python" / "src"
 PAGE_TOKENS = 128
 DEVICE_PAGES = 69  # block 0 of the 70 is the engine's null block
-POOL = "256mib"
-QUERY_WAIT_US = 200_000  # a small busy machine answers late; the bound itself has tests of its own
-SETTLED_AT_ZERO = (
-    *("leases", "reservations", "operations_waiting", "operations_ready", "query_reserved_bytes", "retired_bytes"),
-    *("writing_bytes", "abandoned_bytes", "quarantined_bytes", "settling_bytes", "stalled_bytes"),
-)
-INSERTED = "orbitkv_cache_block_insertions_total"
 
 
 @dataclass(frozen=True)
@@ -52,47 +42,17 @@ class Counted:
         return Counted(self.device - before.device, self.external - before.external, self.asked - before.asked)
 
 
-def words(seed: int, tokens: int) -> list[int]:
-    """Return a prompt of ordinary words that nobody else's seed gives."""
-    draw = random.Random(seed)
-    return [draw.randrange(FIRST_WORD, Checkpoint().vocabulary) for _ in range(tokens)]
-
-
 def pages_below_last_token(tokens: int) -> int:
     """Return how many pages of a prompt can be restored: its last token is always computed."""
     return (tokens - 1) // PAGE_TOKENS
 
 
-class Rig:
-    """One engine, at most one Manager, and a gate in the engine's copying threads."""
+class Rig(ManagerRig):
+    """One engine of vLLM, at most one Manager, and a gate in the engine's copying threads."""
 
     def __init__(self, binary: Path, folder: Path, engines: EnginePool) -> None:
-        self.gate = Gate(folder / "gate")
-        self._binary = binary
-        self._folder = folder
+        super().__init__(binary, folder)
         self._engines = engines
-        self._manager: ManagerProcess | None = None
-        self._threads = ThreadPoolExecutor(16, "request")
-        self._probes = itertools.count(1)
-
-    @property
-    def manager(self) -> ManagerProcess:
-        """Return the Manager that runs."""
-        assert self._manager is not None, "no Manager runs"
-        return self._manager
-
-    @property
-    def socket(self) -> str:
-        """Return the path of the socket of every Manager of this rig."""
-        return str(self._folder / "orbitkv.sock")
-
-    def close(self) -> None:
-        """End the Manager, which must end in order, and the threads."""
-        self.gate.open()
-        self._threads.shutdown()
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            manager.stop()
 
     def config(self, **changes: Any) -> EngineConfig:
         """Return the configuration of the shared engine, or one that differs in some fields."""
@@ -118,20 +78,6 @@ class Rig:
         )
         return dataclasses.replace(plain, **changes)
 
-    def serve(self, pool: str = POOL, binary: Path | None = None) -> ManagerProcess:
-        """Start a fresh Manager; one that runs is ended in order first."""
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            manager.stop()
-        self._manager = ManagerProcess(binary or self._binary, self._folder, pool).start()
-        return self._manager
-
-    def kill_manager(self) -> None:
-        """End the Manager by SIGKILL; without one nothing happens."""
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            manager.kill()
-
     def engine(self, config: EngineConfig | None = None) -> Engine:
         """Return a healthy engine of the configuration; whether it is connected is the caller's to see."""
         return self._engines.get(config or self.config())
@@ -146,26 +92,8 @@ class Rig:
         return engine
 
     def connected(self, engine: Engine) -> None:
-        """Return once the engine publishes to the Manager: seen by a page of a prompt that nobody had before."""
-
-        def publishes() -> bool:
-            before = self.inserted()
-            engine.complete(words(-next(self._probes), PAGE_TOKENS + 1), max_tokens=2)
-            try:
-                eventually(lambda: self.inserted() > before, "a probe is published", limit_s=2.0)
-            except AssertionError:
-                return False
-            return True
-
-        eventually(publishes, "the engine publishes to the Manager")
-
-    def inserted(self) -> int:
-        """Return how many pages the Manager has taken since its start."""
-        return int(self.manager.metric(INSERTED))
-
-    def wait_inserted(self, pages: int) -> None:
-        """Return once the Manager has taken so many pages since its start."""
-        eventually(lambda: self.inserted() >= pages, f"{pages} pages are published")
+        """Return once the engine publishes to the Manager."""
+        self.wait_publishes(lambda prompt: engine.complete(prompt, max_tokens=2), PAGE_TOKENS + 1)
 
     def store(self, engine: Engine, prompt: list[int], max_tokens: int = 8) -> Completion:
         """Complete a prompt that was never published and return when its full pages are."""
@@ -187,26 +115,6 @@ class Rig:
     def start(self, engine: Engine, prompt: list[int], max_tokens: int = 8) -> Future[Completion]:
         """Send a request from a thread of its own."""
         return self._threads.submit(engine.complete, prompt, max_tokens)
-
-    def stats(self) -> dict[str, Any]:
-        """Return the figures of the Manager's ownership rules."""
-        found: dict[str, Any] = self.manager.status()["cache"]["stats"]
-        return found
-
-    def quiet(self) -> None:
-        """Return once no lease, reservation or unsealed byte is left; the Manager's own check must then hold."""
-        eventually(lambda: not self.unsettled(), "the Manager holds nothing for anybody")
-        self.verify()
-
-    def unsettled(self) -> dict[str, int]:
-        """Return every figure that must be zero when no engine copies or asks."""
-        stats = self.stats()
-        return {name: stats[name] for name in SETTLED_AT_ZERO if stats[name]}
-
-    def verify(self) -> None:
-        """Let the Manager check its invariants."""
-        answer = web.get(self.manager.port, "/verify")
-        assert answer.status == 200, answer.text()
 
 
 def reset(engine: Engine, external: bool = False) -> bool:

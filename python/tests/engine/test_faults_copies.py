@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from harness.base import words
 from harness.engine import Engine
 from harness.gate import PUBLISH, RESTORE
 from harness.manager import eventually
-from harness.rig import PAGE_TOKENS, Rig, pages_below_last_token, reset, words
+from harness.rig import PAGE_TOKENS, Rig, pages_below_last_token, reset
 from orbitkv.timeline import parse
 
 LAYERS = 4

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 import time
 from collections.abc import Callable
 
+from harness.base import Load, words
 from harness.engine import Engine
 from harness.gate import PUBLISH, RESTORE
-from harness.http import HTTPFailure
 from harness.manager import eventually
-from harness.rig import PAGE_TOKENS, Counted, Rig, counted, pages_below_last_token, words
-from harness.server import EngineFailure
+from harness.rig import PAGE_TOKENS, Counted, Rig, counted, pages_below_last_token
 
 KILLS = 20
 PAGE_BYTES = 4 * PAGE_TOKENS * 2 * 2 * 64 * 4  # layers, tokens, K and V, heads, width, float32
@@ -123,7 +120,7 @@ def test_a_pool_that_is_full_ages_out_and_a_pool_below_a_page_is_left_alone(rig:
 def test_twenty_kills_of_the_manager_under_load(rig: Rig, record_property: Callable[[str, object], None]) -> None:
     """What comes after the last kill equals the control: the same requests, a fresh Manager, an empty device."""
     engine = rig.begin()
-    load = Load(engine, [words(seed, 900) for seed in range(250, 262)])
+    load = Load(engine.complete, [words(seed, 900) for seed in range(250, 262)])
     load.learn()
     load.run()
     try:
@@ -162,48 +159,3 @@ def hit_rate(rig: Rig, engine: Engine, seed: int) -> Counted:
     before = counted(engine)
     assert [engine.complete(prompt).tokens for prompt in prompts] == cold
     return counted(engine).since(before)
-
-
-class Load:
-    """Two clients that send more prompts than the device holds, round and round, and compare every answer."""
-
-    def __init__(self, engine: Engine, prompts: list[list[int]]) -> None:
-        self.answered = 0
-        self.wrong: list[int] = []
-        self.failures: list[str] = []
-        self._engine = engine
-        self._prompts = prompts
-        self._right: list[tuple[int, ...]] = []
-        self._over = threading.Event()
-        self._turns = itertools.cycle(range(len(prompts)))
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._client, name=f"load-{number}") for number in range(2)]
-
-    def learn(self) -> None:
-        """Take the right answers."""
-        self._right = [self._engine.complete(prompt).tokens for prompt in self._prompts]
-
-    def run(self) -> None:
-        """Start the clients."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """End the clients after their current requests."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _client(self) -> None:
-        while not self._over.is_set():
-            with self._lock:
-                turn = next(self._turns)
-            try:
-                tokens = self._engine.complete(self._prompts[turn]).tokens
-            except (EngineFailure, HTTPFailure, OSError) as failure:
-                self.failures.append(repr(failure))
-                return
-            with self._lock:
-                self.answered += 1
-                if tokens != self._right[turn]:
-                    self.wrong.append(turn)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.base import words
 from harness.manager import eventually
 from harness.memory import MemoryGroup, NoControlGroup
-from harness.rig import PAGE_TOKENS, Rig, pages_below_last_token, words
+from harness.rig import PAGE_TOKENS, Rig, pages_below_last_token
 
 LIMIT_BYTES = 512 << 20
 POOL_BYTES = LIMIT_BYTES * 6 // 10

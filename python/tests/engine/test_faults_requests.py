@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
+from harness.base import words
 from harness.engine import Engine
 from harness.gate import PUBLISH, RESTORE
 from harness.manager import eventually, tasks
 from harness.replica import Replica
-from harness.rig import DEVICE_PAGES, PAGE_TOKENS, Client, Rig, counted, pages_below_last_token, words
+from harness.rig import DEVICE_PAGES, PAGE_TOKENS, Client, Rig, counted, pages_below_last_token
 
 
 def test_a_request_that_is_preempted_resumes_with_the_right_tokens(rig: Rig) -> None:

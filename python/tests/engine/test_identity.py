@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from harness import oracle
+from harness.base import words
 from harness.checkpoint import Checkpoint, ensure
 from harness.engine import Engine, base_environment
 from harness.manager import ManagerProcess
 from harness.pool import LOGS
 from harness.replica import Replica, Shape
-from harness.rig import PAGE_TOKENS, Rig, pages_below_last_token, words
+from harness.rig import PAGE_TOKENS, Rig, pages_below_last_token
 from harness.server import EngineFailure
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"

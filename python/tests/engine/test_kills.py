@@ -13,12 +13,13 @@ from concurrent.futures import Future
 
 import pytest
 
+from harness.base import words
 from harness.checkpoint import Checkpoint, ensure
 from harness.engine import Completion, EngineConfig
 from harness.gate import PUBLISH, RESTORE
 from harness.http import HTTPFailure
 from harness.manager import eventually
-from harness.rig import PAGE_TOKENS, Rig, named, pages_below_last_token, words
+from harness.rig import PAGE_TOKENS, Rig, named, pages_below_last_token
 from harness.server import EngineFailure
 
 TOKENS = 1000

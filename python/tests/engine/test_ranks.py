@@ -7,10 +7,11 @@ import signal
 
 import pytest
 
+from harness.base import words
 from harness.engine import EngineConfig
 from harness.gate import PUBLISH, RESTORE
 from harness.manager import eventually
-from harness.rig import PAGE_TOKENS, Rig, named, pages_below_last_token, words
+from harness.rig import PAGE_TOKENS, Rig, named, pages_below_last_token
 
 SLICE_BYTES = 4 * PAGE_TOKENS * 2 * 64 * 4  # layers, tokens, K and V, width of one of two heads, float32
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from harness.sglang import SglangPool
+from harness.sglang_rig import SglangRig
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +19,12 @@ def engines() -> Iterator[SglangPool]:
         yield pool
     finally:
         pool.close()
+
+
+@pytest.fixture(scope="session")
+def rig(orbitkv_binary: Path, tmp_path_factory: pytest.TempPathFactory, engines: SglangPool) -> Iterator[SglangRig]:
+    """Return an engine, a Manager and a gate in the engine's copying threads, shared by all tests with OrbitKV."""
+    rig = SglangRig(orbitkv_binary, tmp_path_factory.mktemp("rig"), engines)
+    yield rig
+    engines.close()
+    rig.close()
