@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import sglang
 import torch
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, multiprocess
 from sglang.srt.mem_cache import registry
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -547,6 +547,38 @@ def test_every_metric_is_there_before_its_first_event() -> None:
     assert found["sglang:orbitkv_pending_prefetches"] == 1
     families = {family.name for family in kept.collect()}
     assert families == {f"sglang:orbitkv_{name}" for name in (*COUNTERS, *GAUGES, *HISTOGRAMS)}
+
+
+# One rank's process as far as its metrics go: it counts once, and ends with its input.
+COUNTING = """
+import sys
+from orbitkv.adapter.stats import Stats
+from orbitkv.sglang.metrics import EngineMetrics
+stats = Stats()
+stats.count("load_bytes", 10 + int(sys.argv[1]))
+EngineMetrics({"model_name": "m", "tp_rank": sys.argv[1]}).follow(stats)
+sys.stdin.read()
+"""
+
+
+def test_each_rank_has_a_row_in_the_engine_s_folder_of_metrics(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COUNTING]
+    ranks = [subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, env=environment) for rank in range(2)]
+    kept = CollectorRegistry()
+    multiprocess.MultiProcessCollector(kept, str(tmp_path))
+
+    def rows() -> dict[str, float]:
+        samples = [sample for family in kept.collect() for sample in family.samples]
+        named = [sample for sample in samples if sample.name == "sglang:orbitkv_load_bytes_total"]
+        return {sample.labels["tp_rank"]: sample.value for sample in named}
+
+    try:
+        eventually(lambda: rows() == {"0": 10.0, "1": 11.0}, "both ranks have a row")
+    finally:
+        for rank in ranks:
+            rank.communicate()
+    assert [rank.returncode for rank in ranks] == [0, 0]
 
 
 def test_the_engine_spreads_over_ranks_that_it_names(context: Context) -> None:
