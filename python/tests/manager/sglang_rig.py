@@ -6,6 +6,7 @@ and layer, destinations are poisoned, and each layer is compared as soon as its 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from harness.fakes import FakeTensors
 from harness.manager import ManagerProcess, eventually
 from orbitkv.adapter.attachment import RankPlace
 from orbitkv.adapter.settings import read_settings
+from orbitkv.errors import ChannelError
 from orbitkv.sglang.rank import EngineTensors, RankSide
 from orbitkv.timeline import Timeline
 
@@ -66,6 +68,7 @@ class Ranks:
         self._free = set(range(1, BLOCKS))  # page 0 is the pool's padding
         self._offers: deque[tuple[list[str], list[int]]] = deque()
         self._loading: dict[str, Admitted] = {}
+        self._computed: list[Admitted] = []  # their pages are free once no copy uses them
         for rank, (path, tensors) in enumerate(zip(sockets, self.tensors, strict=True)):
             settings = read_settings({**extra, "orbitkv.socket": path}, {})
             place = RankPlace(name, rank, world, True, rank)
@@ -74,6 +77,11 @@ class Ranks:
             self.sides[-1].begin()
         if wait:
             self.wait_usable()
+
+    @property
+    def room(self) -> int:
+        """Return how many pages are free."""
+        return len(self._free)
 
     # What the tree does in a pass.
 
@@ -148,6 +156,7 @@ class Ranks:
             for key, page in list(zip(admitted.keys, admitted.pages, strict=True))[admitted.restored :]:
                 for layer in range(LAYERS):
                     tensors.write(layer, page, content(key, rank, layer))
+        self._computed.append(admitted)
         new = [at for at, key in enumerate(admitted.keys) if key not in self.stored and at >= admitted.restored]
         self.offload([admitted.keys[at] for at in new], [admitted.pages[at] for at in new])
 
@@ -188,18 +197,31 @@ class Ranks:
         self.forward([admitted])
         self.compute(admitted)
         self.settle()
-        for rank in range(len(self.sides)):
-            self.check(rank, admitted, range(LAYERS), whole=True)
-        self._free |= set(admitted.pages)
+        self.free_idle()
 
     def settle(self) -> None:
-        """Pass until nothing runs on any rank, as the tree knows it."""
+        """Pass until nothing runs on any rank, as the tree knows it, and the Manager has read what ended."""
 
         def quiet() -> bool:
             self.begin_pass()
             return not self._offers and not self._loading
 
         eventually(quiet, "every load and save has ended")
+        for side in self.sides:
+            # The reports travel on another session than the next question.
+            if (session := side._worker.session) is not None:
+                with contextlib.suppress(ChannelError):
+                    session.client.ping()
+
+    def free_idle(self) -> None:
+        """Free the pages of requests that are computed, once no copy uses them; all of their bytes are compared."""
+        busy = {page for _, pages in self._offers for page in pages}
+        for admitted in list(self._computed):
+            if admitted.request not in self._loading and not busy & set(admitted.pages):
+                for rank in range(len(self.sides)):
+                    self.check(rank, admitted, range(LAYERS), whole=True)
+                self._free |= set(admitted.pages)
+                self._computed.remove(admitted)
 
     def flush(self) -> None:
         """Empty the engine's cache."""

@@ -1,0 +1,259 @@
+"""Two ranks of SGLang that schedule one instance together, each with delays of its own in what it hears."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from python.tests.manager.sglang_rig import BLOCK_BYTES, LAYERS, Ranks, books, drained, keys_of
+
+from harness.manager import ManagerProcess, eventually
+from harness.proxy import DelayProxy
+from orbitkv.adapter import breaker as breaker_module
+from orbitkv.sglang.rank import RankSide
+
+WORLD = 2
+DELAY_S = 0.004
+PASSES = 100
+RESTORED = 60  # pages
+
+Make = Callable[..., Ranks]
+
+
+@pytest.fixture
+def ranks(manager: ManagerProcess, tmp_path: Path) -> Iterator[Make]:
+    """Return a function that makes an instance of two ranks; `delays` is the seed of the delays, if there are any."""
+    made: list[Ranks] = []
+    proxies: list[DelayProxy] = []
+    numbers = itertools.count()
+
+    def make(name: str = "engine-1", delays: int | None = None, **options: object) -> Ranks:
+        sockets = [manager.socket] * WORLD
+        if delays is not None:
+            proxies.extend(
+                DelayProxy(tmp_path / f"p{next(numbers)}", manager.socket, WORLD * delays + rank, DELAY_S)
+                for rank in range(WORLD)
+            )
+            sockets = [proxy.path for proxy in proxies[-WORLD:]]
+        made.append(Ranks(sockets, name, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    for proxy in proxies:
+        proxy.close()
+
+
+def breaks(side: RankSide, which: str) -> None:
+    """Break a channel of one rank."""
+    session = (side._scheduler if which == "scheduler" else side._worker).session
+    assert session is not None
+    session.client._channel.close("broken by the test")
+
+
+def test_both_slices_come_back_exactly(manager: ManagerProcess, ranks: Make) -> None:
+    engine = ranks()
+    for name, pages in (("a", 12), ("b", 1), ("c", 40)):
+        assert engine.serve(name, pages) == 0
+        assert engine.serve(name, pages) == pages
+    drained(manager)
+    assert manager.metric("orbitkv_load_bytes_total") == WORLD * (12 + 1 + 40) * LAYERS * BLOCK_BYTES
+
+
+def test_the_ranks_have_one_operation_and_one_lease(manager: ManagerProcess, ranks: Make) -> None:
+    engine = ranks()
+    engine.serve("a", 12)
+    keys = keys_of("a", 12)
+    engine.begin_pass()
+    assert engine.match("again", keys) == 12
+    held = books(manager)
+    assert (held["leases"], held["operations_ready"]) == (1, 1)
+    leases = {side.lookups._table["again"].lease.id for side in engine.sides}  # type: ignore[union-attr]
+    assert len(leases) == 1
+    engine.forward([engine.admit("again", keys, 12)])
+    engine.settle()
+    offered = engine.admit("b", keys_of("b", 3), 0)
+    engine.compute(offered)
+    engine.begin_pass()
+    eventually(lambda: books(manager).get("reservations") == 1, "one reservation")
+    engine.settle()
+    drained(manager)
+
+
+def test_other_instances_share_what_both_ranks_stored(manager: ManagerProcess, ranks: Make) -> None:
+    assert ranks("engine-1").serve("a", 12) == 0
+    assert ranks("engine-2").serve("a", 12) == 12
+    drained(manager)
+
+
+def test_a_page_that_one_rank_did_not_store_is_not_there(manager: ManagerProcess, ranks: Make) -> None:
+    engine = ranks()
+    keys = keys_of("a", 6)
+    admitted = engine.admit("a", keys, engine.ask("a", keys))
+    engine.forward()
+    session = engine.sides[1]._scheduler.session
+    assert session is not None
+    session.client._channel.close("broken by the test")
+    engine.compute(admitted)
+    engine.settle()
+    engine.wait_usable()
+    drained(manager)
+    assert engine.serve("a", 6) in (0, 6)
+    assert engine.serve("a", 6) == 6
+
+
+@pytest.mark.parametrize("breaker", ["breaker", "no breaker"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_ranks_never_decide_differently_although_each_hears_at_its_own_time(
+    manager: ManagerProcess, ranks: Make, monkeypatch: pytest.MonkeyPatch, seed: int, breaker: str
+) -> None:
+    """Waits are shorter than delays: each rank has its answers in other passes, or takes the Manager for lost."""
+    if breaker == "no breaker":
+        monkeypatch.setattr(breaker_module, "UNANSWERED_MAX", 1 << 30)
+    engine = ranks(delays=seed, query_wait_us=500, load_wait_ms=60_000, host_copy_delay_us=200)
+    traffic = Traffic(engine, random.Random(seed))
+    while traffic.passes < PASSES or (breaker == "no breaker" and traffic.restored < RESTORED):
+        traffic.step()
+    traffic.end()
+    drained(manager)
+    assert engine.skipped > 0, "some answers were late"
+
+
+class Traffic:
+    """Requests that come, wait, are admitted together, recomputed or aborted, by a random order."""
+
+    def __init__(self, engine: Ranks, order: random.Random) -> None:
+        self.passes = 0
+        self.restored = 0
+        self._engine = engine
+        self._order = order
+        self._numbers = itertools.count()
+        self._waiting: dict[str, list[str]] = {}
+
+    def step(self) -> None:
+        """Run one pass."""
+        engine, order = self._engine, self._order
+        self.passes += 1
+        if len(self._waiting) < 6 and order.random() < 0.6:
+            keys = keys_of(f"p{order.randrange(5)}", order.randrange(1, 7))
+            self._waiting[f"r{next(self._numbers)}"] = keys
+        engine.begin_pass()
+        batch = []
+        for request, keys in list(self._waiting.items()):
+            found = engine.match(request, keys)
+            if order.random() < 0.05:
+                self._abort(request)
+            elif found is not None and order.random() < 0.7 and len(keys) <= engine.room:
+                batch.append(engine.admit(request, keys, found))
+                del self._waiting[request]
+                self.restored += found
+        engine.forward(batch)
+        for admitted in batch:
+            engine.compute(admitted)
+        engine.free_idle()
+
+    def end(self) -> None:
+        """Abort what waits, and pass until nothing runs."""
+        for request in list(self._waiting):
+            self._abort(request)
+        self._engine.settle()
+        self._engine.free_idle()
+
+    def _abort(self, request: str) -> None:
+        del self._waiting[request]
+        for side in self._engine.sides:
+            side.forget(request)
+
+
+# A rank that skips.
+
+
+@pytest.mark.parametrize("which", ["scheduler", "worker"])
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_a_rank_that_lost_its_channel_leaves_no_reference_behind(
+    manager: ManagerProcess, ranks: Make, rank: int, which: str
+) -> None:
+    engine = ranks()
+    engine.serve("a", 12)
+    breaks(engine.sides[rank], which)
+    found = engine.serve("a", 12)
+    assert found in (0, 12)
+    engine.wait_usable()
+    assert engine.lives == 1
+    drained(manager)
+    assert engine.serve("a", 12) == 12
+    drained(manager)
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_a_rank_whose_breaker_is_open_leaves_no_reference_behind(
+    manager: ManagerProcess, ranks: Make, rank: int
+) -> None:
+    engine = ranks()
+    engine.serve("a", 12)
+    engine.sides[rank].lookups.breaker._until = engine.sides[rank]._clock() + 1.0
+    assert engine.serve("a", 12) == 0, "the other rank's promise is worth nothing"
+    assert engine.decisions[-1][1] == 0
+    drained(manager)
+    eventually(lambda: engine.serve("a", 12) == 12, "hits come back with the second's end")
+    drained(manager)
+
+
+@pytest.mark.parametrize("which", ["scheduler", "worker"])
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_a_channel_that_breaks_after_the_promise_costs_no_restore(
+    manager: ManagerProcess, ranks: Make, rank: int, which: str
+) -> None:
+    engine = ranks(host_copy_delay_us=20_000)
+    engine.serve("a", 12)
+    keys = keys_of("a", 12)
+    assert engine.ask("again", keys) == 12
+    breaks(engine.sides[rank], which)
+    engine.forward([engine.admit("again", keys, 12)])
+    engine.settle()
+    engine.wait_usable()
+    drained(manager)
+    assert engine.serve("a", 12) == 12
+
+
+def test_a_new_life_of_the_manager_is_used_by_both_ranks_at_once(manager: ManagerProcess, ranks: Make) -> None:
+    engine = ranks()
+    engine.serve("a", 12)
+    manager.kill()
+    assert engine.serve("b", 3) == 0
+    manager.start()
+    engine.wait_usable()
+    assert engine.lives == 2
+    assert engine.serve("a", 12) == 0
+    assert engine.serve("a", 12) == 12
+    drained(manager)
+
+
+def test_promised_restores_of_both_ranks_land_although_the_manager_ends(manager: ManagerProcess, ranks: Make) -> None:
+    engine = ranks(host_copy_delay_us=20_000)
+    engine.serve("a", 12)
+    keys = keys_of("a", 12)
+    assert engine.ask("again", keys) == 12
+    manager.kill()
+    engine.forward([engine.admit("again", keys, 12)])
+    manager.start()
+    engine.settle()
+    engine.wait_usable()
+    drained(manager)
+
+
+def test_both_ranks_enter_a_new_epoch(manager: ManagerProcess, ranks: Make) -> None:
+    engine = ranks()
+    engine.serve("a", 12)
+    for side in engine.sides:
+        side.rest(0x5EED)
+    assert engine.serve("a", 12) == 0
+    engine.flush()
+    engine.wait_usable()
+    assert engine.serve("a", 12) == 0
+    assert engine.serve("a", 12) == 12
+    drained(manager)
