@@ -30,7 +30,7 @@ func serveCommand() *cobra.Command {
 			signal.Ignore(syscall.SIGPIPE) // the end of whoever reads the log is not the end of the cache
 			lines := newLogQueue(os.Stderr)
 			defer lines.Close()
-			log := slog.New(slog.NewTextHandler(lines, &slog.HandlerOptions{Level: cfg.LogLevel}))
+			log := slog.New(newLimiter(slog.NewTextHandler(lines, &slog.HandlerOptions{Level: cfg.LogLevel})))
 			return daemon.Run(ctx, daemon.Options{Config: cfg, Version: versionText(), Log: log})
 		},
 	}
