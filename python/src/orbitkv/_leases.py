@@ -7,8 +7,9 @@
 One lock decides between `begin` and a revoke, and the frame that tells the Manager is queued under that lock, so that
 the Manager reads the frames in the order in which the states changed. Sending never blocks, so the lock is short.
 A held lease (its engine pass has not ended) answers a revoke with "in use". Only living leases have an entry, so the
-table is bounded by the Manager's operations of a session and by ACTIVE_MAX. What was begun is kept with its lease: a
-connection that breaks may lose a begin, and who resumes says it again.
+table is bounded by the Manager's operations of a session and by ACTIVE_MAX. A revoke may overtake the answer that would
+have made its lease known here: the lease is given back, and the table remembers that, so that the answer is no promise.
+What was begun is kept with its lease: a connection that breaks may lose a begin, and who resumes says it again.
 
 Lock order: the table's lock, then the channel's send lock. The table calls nothing else under its lock.
 """
@@ -24,6 +25,7 @@ from orbitkv._wire import FRAME_IDS_MAX
 from orbitkv.errors import LeaseLost
 
 ACTIVE_MAX = FRAME_IDS_MAX  # begun leases kept for a resume; past it the oldest is forgotten, since it ended long ago
+GONE_MAX = 1024  # leases that were given back before they were known; past it the oldest is forgotten
 
 
 class LeaseState(Enum):
@@ -49,13 +51,15 @@ class LeaseTable:
         self._on_forgotten = on_forgotten
         self._entries: dict[int, Entry] = {}
         self._active: dict[int, dict[int, int]] = {}  # begun pages of each rank
+        self._gone: dict[int, None] = {}  # leases that were given back before they were known, oldest first
         self.forgotten = 0  # active leases dropped at ACTIVE_MAX
         self.yielded = 0  # leases that a revoke won
 
     def add(self, lease: int) -> None:
-        """Enter the lease of a result, before its result is handed to anybody."""
+        """Enter the lease of a result, before its result is handed to anybody; one that was given back stays gone."""
         with self._lock:
-            self._entries.setdefault(lease, Entry())
+            if lease not in self._gone:
+                self._entries.setdefault(lease, Entry())
 
     def adopt(self, lease: int) -> None:
         """Enter a lease that a resume took over: it was begun."""
@@ -106,7 +110,11 @@ class LeaseTable:
             entry = self._entries.get(lease)
             yielded = entry is None or (entry.state is LeaseState.READY and entry.holds == 0)
             answer(yielded)
-            if yielded and entry is not None:
+            if entry is None:
+                self._gone[lease] = None
+                if len(self._gone) > GONE_MAX:
+                    del self._gone[next(iter(self._gone))]
+            elif yielded:
                 del self._entries[lease]
                 self.yielded += 1
             return yielded

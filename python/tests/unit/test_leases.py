@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from orbitkv import _wire
-from orbitkv._leases import ACTIVE_MAX, LeaseState, LeaseTable
+from orbitkv._leases import ACTIVE_MAX, GONE_MAX, LeaseState, LeaseTable
 from orbitkv._wire import ALL_RANKS
 from orbitkv.errors import ChannelFull, LeaseLost
 
@@ -31,6 +31,20 @@ def test_begin_beats_a_later_revoke_and_loses_to_an_earlier_one() -> None:
     assert table.state(1) is LeaseState.ACTIVE
     assert table.state(2) is None
     assert table.yielded == 1
+
+
+def test_an_answer_that_a_revoke_overtook_is_no_promise() -> None:
+    """The Manager has taken the lease back by the time that it reads a begin, and would close the session."""
+    table = LeaseTable()
+    assert table.revoke(1, lambda _: None)
+    table.add(1)
+    with pytest.raises(LeaseLost):
+        table.begin(1, ALL_RANKS, 2, nothing)
+    for lease in range(2, GONE_MAX + 2):
+        table.revoke(lease, lambda _: None)
+    assert len(table._gone) == GONE_MAX
+    table.add(GONE_MAX + 1)
+    assert table.state(GONE_MAX + 1) is None
 
 
 def test_a_held_lease_is_in_use_until_its_pass_ends() -> None:
