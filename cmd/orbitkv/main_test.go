@@ -27,7 +27,7 @@ import (
 
 const (
 	// asBinary makes this test binary the program itself.
-	asBinary = "ORBITKV_TEST_AS_BINARY"
+	asBinary = "TEST_AS_ORBITKV"
 	// patience ends a test that would hang; no test passes or fails by how long something took.
 	patience = 60 * time.Second
 	poolSize = "16mib"

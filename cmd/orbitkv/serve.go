@@ -31,6 +31,9 @@ func serveCommand() *cobra.Command {
 			lines := newLogQueue(os.Stderr)
 			defer lines.Close()
 			log := slog.New(newLimiter(slog.NewTextHandler(lines, &slog.HandlerOptions{Level: cfg.LogLevel})))
+			for _, name := range config.UnknownVariables(os.Environ()) {
+				log.Warn("nothing reads this variable: look for its right name in docs/reference/configuration.md, or unset it", "variable", name)
+			}
 			return daemon.Run(ctx, daemon.Options{Config: cfg, Version: versionText(), Log: log})
 		},
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -197,4 +198,21 @@ func absolute(path string) string {
 		return abs
 	}
 	return path
+}
+
+// toolVariables are names of ours that the programs of the checkout read, and that are no keys.
+var toolVariables = []string{"ORBITKV_CACHE"}
+
+// UnknownVariables lists, in order, the variables of an environment ("NAME=value" each) that look like ours and are not: nothing reads them, and
+// a misspelt one would be missed silently.
+func UnknownVariables(environ []string) (unknown []string) {
+	for _, entry := range environ {
+		name, _, _ := strings.Cut(entry, "=")
+		known := slices.Contains(toolVariables, name) || slices.ContainsFunc(Keys, func(k Key) bool { return k.Environment == name })
+		if strings.HasPrefix(name, "ORBITKV_") && !known {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	return unknown
 }

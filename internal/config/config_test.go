@@ -125,3 +125,10 @@ func TestTheTableHasNoTwins(t *testing.T) {
 		}
 	}
 }
+
+func TestVariablesThatNothingReadsAreNamed(t *testing.T) {
+	environ := []string{"PATH=/bin", "ORBITKV_SOCKT=/x", "ORBITKV_SOCKET=/y", "ORBITKV_CACHE=/z", "ORBITKV_FAULT_INJECTION=", "ORBITKV_POOLSIZE=1gib"}
+	if got, want := UnknownVariables(environ), []string{"ORBITKV_POOLSIZE", "ORBITKV_SOCKT"}; !reflect.DeepEqual(got, want) {
+		t.Fatalf("unknown variables are %v, want %v", got, want)
+	}
+}
