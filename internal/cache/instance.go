@@ -317,8 +317,8 @@ func (c *Cache) Register(id SessionID, instanceID string, rank uint16) (Register
 
 // NewEpoch moves an instance to another epoch of its namespace. The old pages are unreachable for it at once; what it is publishing under the
 // old epoch never becomes visible (OWNERSHIP: reservations under the old epoch are abandoned at commit). Epoch zero is refused: it is shared by
-// all instances with the same facts. Where the ranks schedule together each says it, and the first moves the instance: an epoch that the others
-// have moved on from is answered with the one that replaced it.
+// all instances with the same facts. Where the ranks schedule together each says it, and the first moves the instance. StatusStale: other ranks have
+// moved on from this epoch; whoever computes with its weights must not get the pages of the next.
 func (c *Cache) NewEpoch(id SessionID, instanceID string, epoch uint64) (Registered, error) {
 	c.enter()
 	defer c.leave()
@@ -333,7 +333,10 @@ func (c *Cache) NewEpoch(id SessionID, instanceID string, epoch uint64) (Registe
 	if epoch == 0 {
 		return Registered{}, wire.Errorf(wire.StatusConflict, "epoch zero is shared by all instances; choose 64 random bits")
 	}
-	if epoch == inst.epoch || inst.joint != nil && slices.Contains(inst.joint.replaced, epoch) {
+	if inst.joint != nil && slices.Contains(inst.joint.replaced, epoch) {
+		return Registered{}, wire.Errorf(wire.StatusStale, "epoch %d of instance %q was replaced by %d; go on to the epoch that followed", epoch, instanceID, inst.epoch)
+	}
+	if epoch == inst.epoch {
 		return c.registered(inst), nil
 	}
 	ns, err := c.useNamespace(inst.facts, epoch, len(inst.ranks), inst.geometry)

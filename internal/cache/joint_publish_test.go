@@ -285,12 +285,12 @@ func TestEpochsOfRanks(t *testing.T) {
 	r.fails(err, wire.StatusStale)
 	two, err := r.NewEpoch(e.schedulers[0].id, "a", 12)
 	r.must(err)
-	for _, epoch := range []uint64{11, 12} { // rank 1 follows, late
-		got, err := r.NewEpoch(e.schedulers[1].id, "a", epoch)
-		r.must(err)
-		if got.Namespace != two.Namespace || got.Epoch != 12 || two.Namespace == one.Namespace {
-			t.Fatalf("%+v", got)
-		}
+	_, err = r.NewEpoch(e.schedulers[1].id, "a", 11) // rank 1 follows, late
+	r.fails(err, wire.StatusStale)
+	got, err := r.NewEpoch(e.schedulers[1].id, "a", 12)
+	r.must(err)
+	if got.Namespace != two.Namespace || got.Epoch != 12 || two.Namespace == one.Namespace {
+		t.Fatalf("%+v", got)
 	}
 	e.ns = two
 	r.publishAll(e, 5, keysOf(0, 4))
@@ -333,4 +333,26 @@ func TestDetachOfARank(t *testing.T) {
 	if s := r.Stats(); s.Instances != 0 || s.WritingBytes+s.AbandonedBytes != 0 {
 		t.Fatalf("%+v", s)
 	}
+}
+
+// A rank that has no scheduler yet was handed nothing: its slices are no danger when it dies.
+func TestExitOfARankThatNeverScheduled(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := &team{id: "a", sh: writers(wire.WriterHost, wire.WriterCudaShared)}
+	for rank := range e.sh.slices {
+		e.workers = append(e.workers, r.connect(r.process(100+rank), wire.RoleWorker))
+		r.attachWorker(e, rank)
+	}
+	e.schedulers = []client{r.connect(e.workers[0].process, wire.RoleScheduler)}
+	var err error
+	e.ns, err = r.Register(e.schedulers[0].id, "a", 0)
+	r.must(err)
+	got := r.reserveFor(e, 0, 1, keysOf(0, 2))
+	r.kill(e.workers[1])
+	r.check()
+	if s := r.Stats(); s.QuarantinedBytes != 0 || s.AbandonedBytes != 2*2*page {
+		t.Fatalf("%+v", s)
+	}
+	r.must(r.Abandoned(e.workers[0].id, got.Reservation, 0, all(2)))
+	r.wantWriting(0, 0)
 }

@@ -419,3 +419,53 @@ func TestStatusNamesWhatRanksShare(t *testing.T) {
 		}
 	}
 }
+
+// A process that registers again without a resume gets nothing of what its older connection holds: a copy may run under it.
+func TestARankThatRegistersAgainWithoutAResume(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := r.team("a", 100, two())
+	r.publishAll(e, 1, keysOf(0, 4))
+	got := r.ask(e, 0, 2, keysOf(0, 4))
+	r.ask(e, 1, 2, keysOf(0, 4))
+	old := e.schedulers[0]
+	r.CloseSession(old.id)
+	e.schedulers[0] = r.connect(old.process, wire.RoleScheduler)
+	_, err := r.Register(e.schedulers[0].id, "a", 0)
+	r.must(err)
+	r.wantOutcome(r.ask(e, 0, 2, keysOf(0, 4)), wire.OutcomeStale, 0)
+	poll, err := r.PollQuery(e.schedulers[0].id, 2, 1)
+	r.must(err)
+	r.wantOutcome(poll, wire.OutcomeStale, 0)
+	r.must(r.CancelQuery(e.schedulers[0].id, 2, 1))
+	r.fails(r.Release(e.schedulers[0].id, got.Lease, 0), wire.StatusUnknown)
+	r.must(r.Release(e.schedulers[1].id, got.Lease, 1))
+	r.clock.forward(time.Hour)
+	r.Tick()
+	if s := r.Stats(); s.Leases != 1 || s.StalledBytes != 4*2*page {
+		t.Fatalf("%+v", s)
+	}
+	leases, _, err := r.Resume(e.schedulers[0].id, old.token, []uint64{got.Lease}, nil)
+	r.must(err)
+	if len(leases) != 1 {
+		t.Fatal("a resume that comes later finds it")
+	}
+	r.must(r.Release(e.schedulers[0].id, got.Lease, 0))
+	r.wantHeld(0, 0, 0)
+}
+
+func TestARankThatLeavesPaysNoMore(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	e := r.team("a", 100, two())
+	r.publishAll(e, 1, keysOf(0, 4))
+	got := r.ask(e, 0, 2, keysOf(0, 4))
+	r.ask(e, 1, 2, keysOf(0, 4))
+	r.must(r.Detach(e.schedulers[0].id, "a"))
+	r.wantHeld(1, 1, 4*2*page)
+	for _, s := range r.Status().Sessions {
+		if want := map[uint64]int{uint64(e.schedulers[1].id): 1}[s.Session]; s.Operations != want {
+			t.Fatalf("%+v", s)
+		}
+	}
+	r.must(r.Release(e.schedulers[1].id, got.Lease, 1))
+	r.wantHeld(0, 0, 0)
+}

@@ -24,6 +24,7 @@ func (w *world) query() {
 		Operation: e.operation, Revision: 1, Namespace: e.ns.Namespace, Instance: e.id, Request: "r", Keys: wireKeys(keys),
 	})
 	w.rig.must(err)
+	w.mustBeMapped(e, placesOf(got.Runs, e.ns.Slices, e.ns.PageBytes)) // what waited may be polled after a rank came back with nothing mapped
 	w.take(e, keys, got)
 }
 
@@ -50,7 +51,6 @@ func (w *world) take(e *mEngine, keys []int, got Result) {
 		}
 		e.leases = append(e.leases, l)
 		w.check(len(l.places) == int(got.Pages), "%d places of %d pages", len(l.places), got.Pages)
-		w.mustBeMapped(e, l.places)
 	case wire.OutcomeBusy:
 	default:
 		w.Fatalf("query %d of %s: %v", got.Operation, e.id, got.Outcome)
@@ -223,9 +223,11 @@ func (w *world) sendRestored(l *mLease, rank int) {
 }
 
 // arrived resolves warmed pages, each once.
-func (w *world) arrived(l *mLease, part wire.Range) {
+func (w *world) arrived(l *mLease, part wire.Range) { w.arrivedAt(l.places, part) }
+
+func (w *world) arrivedAt(places [][]place, part wire.Range) {
 	for page := part.First; page < part.First+part.Count; page++ {
-		if warmed := w.warmed[l.places[page][0]]; warmed != nil && !warmed.restored {
+		if warmed := w.warmed[places[page][0]]; warmed != nil && !warmed.restored {
 			warmed.restored = true
 			w.restoredBytes += warmed.bytes
 		}

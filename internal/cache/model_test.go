@@ -3,6 +3,7 @@ package cache
 import (
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -27,6 +28,8 @@ const (
 	granule       = 4 << 10
 	granulesFirst = 14
 	granulesNext  = 9
+	teamBurst     = 8 // steps that teams do between two looks at the cache
+	teamLead      = 3 // calls that a rank may be ahead of one that runs
 )
 
 type place struct {
@@ -39,7 +42,9 @@ type world struct {
 	rig     *rig
 	memory  map[place]string
 	engines []*mEngine
-	zombies []place // slices that a dead cuda_shared writer may still write
+	teams   []*mTeam
+	random  *rand.Rand // of the teams' choices, which rapid would make again and again in favour of the first
+	zombies []place    // slices that a dead cuda_shared writer may still write
 	born    int
 
 	warmed        map[place]*warmPage // by the place of the first slice
@@ -58,18 +63,37 @@ func stamp(facts string, epoch uint64, key, rank int) string {
 	return fmt.Sprint(facts, "/", epoch, "/", key, "/", rank)
 }
 
+func newWorld(t *rapid.T) *world {
+	w := &world{T: t, memory: map[place]string{}, warmed: map[place]*warmPage{}}
+	w.rig = newRig(t, Config{
+		PoolBytes: 0, QueryBudgetBytes: 16 * granule, InstanceBudgetBytes: 10 * granule, SessionOperations: 4, GlobalOperations: 9,
+		Seed: rapid.Uint64Range(1, 1<<40).Draw(t, "seed"),
+	})
+	w.rig.AddArena(0, -1, granulesFirst*granule)
+	w.rig.AddArena(1, -1, granulesNext*granule)
+	return w
+}
+
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{T: t, memory: map[place]string{}, warmed: map[place]*warmPage{}}
-		w.rig = newRig(t, Config{
-			PoolBytes: 0, QueryBudgetBytes: 16 * granule, InstanceBudgetBytes: 10 * granule, SessionOperations: 4, GlobalOperations: 9,
-			Seed: rapid.Uint64Range(1, 1<<40).Draw(t, "seed"),
-		})
-		w.rig.AddArena(0, -1, granulesFirst*granule)
-		w.rig.AddArena(1, -1, granulesNext*granule)
+		w := newWorld(t)
 		shapes := rapid.IntRange(0, 3).Draw(t, "first")
 		for i := range 2 {
 			w.engines = append(w.engines, w.start((shapes+i*rapid.IntRange(0, 3).Draw(t, "second"))%4))
+		}
+		t.Repeat(w.actions())
+		w.quiesce()
+	})
+}
+
+// TestTeamModel runs instances of one and two ranks that schedule together beside one that a scheduler does.
+func TestTeamModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		w.random = rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "choices"), 1))
+		w.engines = append(w.engines, w.start(0))
+		for range 2 {
+			w.teams = append(w.teams, w.startTeam(w.random.IntN(3)))
 		}
 		t.Repeat(w.actions())
 		w.quiesce()
@@ -100,6 +124,9 @@ func (w *world) actions() map[string]func(*rapid.T) {
 	weights := map[string]int{
 		"query": 4, "begin": 4, "plan": 4, "copy": 3, "copied": 4, "reserve": 4, "hand": 5, "write": 8, "poll": 2, "notices": 2, "map": 2,
 		"deliver": 14, "reconnect": 3, "restart": 4, "kill": 2, "disconnect": 2,
+	}
+	if len(w.teams) > 0 {
+		steps["a team works"], weights["a team works"] = w.teamsWork, 60
 	}
 	actions := map[string]func(*rapid.T){"": func(*rapid.T) { w.verify() }}
 	for name, step := range steps {
@@ -135,6 +162,10 @@ func (w *world) verify() {
 				}
 			}
 		}
+	}
+	for _, e := range w.teams {
+		r, wr := w.verifyTeam(e)
+		read, written = read+r, written+wr
 	}
 	stats := w.rig.Stats()
 	charged := uint64(0)
@@ -222,9 +253,36 @@ func (w *world) mustBeFree(at place) {
 			}
 		}
 	}
+	for _, e := range w.teams {
+		w.mustBeFreeIn(e, at)
+	}
 	for _, other := range w.zombies {
 		if other == at {
 			w.Fatalf("granted %v, which a dead writer may still write", at)
+		}
+	}
+}
+
+// mustBeFreeIn is the same for one team.
+func (w *world) mustBeFreeIn(e *mTeam, at place) {
+	w.Helper()
+	for _, call := range e.calls {
+		for rank, k := range e.ranks {
+			part := &call.parts[rank]
+			for page := range part.mayRead(k) {
+				if slices.Contains(part.places[page], at) {
+					w.Fatalf("granted %v, which rank %d of %s may read under lease %#x", at, rank, e.id, part.lease)
+				}
+			}
+		}
+	}
+	for _, r := range e.reservations {
+		for page := range r.keys {
+			for storage, other := range r.places[page] {
+				if other == at && r.slices[page][storage].mayWrite() {
+					w.Fatalf("granted %v, which team %s may write for key %d of reservation %#x", at, e.id, r.keys[page], r.id)
+				}
+			}
 		}
 	}
 }
@@ -256,7 +314,7 @@ func (w *world) finish() {
 				w.comeBack(s)
 			}
 		}
-		for range 3 * len(e.leases) {
+		for range 3 * (len(e.leases) + len(e.waiting)) {
 			w.finishOnce(e)
 		}
 		w.finishOnce(e)
@@ -306,6 +364,16 @@ func (w *world) finishOnce(e *mEngine) {
 // quiesce lets every process end and wants everything back but what was quarantined.
 func (w *world) quiesce() {
 	w.finish()
+	w.finishTeams()
+	for _, e := range w.teams {
+		for _, k := range e.ranks {
+			if !k.process.exited {
+				w.deliverAll(k.scheduler)
+				w.deliverAll(k.worker)
+				w.endRank(k)
+			}
+		}
+	}
 	for _, e := range w.engines {
 		for _, s := range e.members() {
 			if !s.process.exited {
