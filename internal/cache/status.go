@@ -57,7 +57,7 @@ type RankStatus struct {
 	Refusal      string `json:"refusal,omitempty"`       // why an arena could not be mapped
 	SchedulerPID int    `json:"scheduler_pid,omitempty"` // of the rank's own scheduler
 	LastQuery    uint64 `json:"last_query,omitempty"`    // the largest number that it asked for
-	LastReserve  uint64 `json:"last_reserve,omitempty"`
+	LastReserve  uint64 `json:"last_reserve,omitempty"`  // the same of reserves
 }
 
 // SessionStatus is one connection, or what a disconnected process left of it.
