@@ -39,7 +39,7 @@ from harness.manager import ManagerProcess, eventually
 from orbitkv.adapter.stats import COUNTERS, GAUGES, HISTOGRAMS
 from orbitkv.errors import ConfigurationError
 from orbitkv.sglang import backend, engine, plugin, probe
-from orbitkv.sglang.cache import OrbitKVRadixCache
+from orbitkv.sglang.cache import OrbitKVLinkerWrapper, OrbitKVRadixCache
 from orbitkv.sglang.metrics import EngineMetrics
 from orbitkv.sglang.tensors import engine_tensors, refuse_pool
 
@@ -585,3 +585,12 @@ def test_the_engine_spreads_over_ranks_that_it_names(context: Context) -> None:
     context()
     assert get_parallel().nnodes == 1
     assert [value for _, value in engine.spreads()] == [False] * 5
+
+
+def test_kv_of_overridden_embeddings_is_not_inserted_under_its_tokens() -> None:
+    """Such a request is matched with nothing; the tree must not offer its KV to others, nor to the Manager."""
+    wrapper = object.__new__(OrbitKVLinkerWrapper)
+    wrapper.hit_markers, wrapper.held, wrapper.adapters = {}, set(), False
+    request = SimpleNamespace(rid="a", positional_embed_overrides=[1.0], skip_radix_cache_insert=False)
+    assert wrapper.match(None, request, "the device's own") == "the device's own"
+    assert request.skip_radix_cache_insert

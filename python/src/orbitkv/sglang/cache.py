@@ -43,6 +43,11 @@ class OrbitKVLinkerWrapper(UnifiedCacheLinkerWrapper):
         """Ask for what the device lacks; a promise of an earlier pass is void."""
         self.hit_markers.pop(req.rid, None)
         self.held.discard(req.rid)
+        if getattr(req, "positional_embed_overrides", None) is not None:
+            # SGLang matches nothing for it, since its tokens do not name its KV, but would insert it under them; then
+            # it would be published. This is the engine's own switch against that.
+            req.skip_radix_cache_insert = True
+            return result
         if self._left_alone(key):
             return result
         self._asking = req.rid
