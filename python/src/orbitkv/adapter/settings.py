@@ -6,7 +6,9 @@ ORBITKV_CONFIG names. Names, defaults and bounds are rows of the product's one t
 
 from __future__ import annotations
 
+import difflib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +17,16 @@ from typing import Any
 
 from orbitkv import _config
 from orbitkv.adapter.faults import Fault, parse_fault
+from orbitkv.adapter.logs import LOGGER
 from orbitkv.errors import ConfigurationError
 
 PREFIX = "orbitkv."
 CONFIG_FILE = "ORBITKV_CONFIG"
 TABLE = {key.connector: key for key in _config.KEYS if key.connector}
+VARIABLES = [key.environment for key in _config.KEYS]
+ALIKE = 0.85  # of two names, from which on one is taken for a misspelling of the other
+
+log = logging.getLogger(LOGGER)
 
 
 @dataclass(frozen=True)
@@ -74,10 +81,19 @@ def refuse_unknown(extra: Mapping[str, Any], ours: Callable[[str], bool]) -> Non
         )
 
 
+def warn_of_misspelt(environment: Mapping[str, str]) -> None:
+    """Warn of variables that nothing reads and that look like one of ours: they would be missed in silence."""
+    for name in sorted(environment):
+        if name.startswith("ORBITKV_") and name not in VARIABLES:
+            for meant in difflib.get_close_matches(name, VARIABLES, 1, ALIKE):
+                log.warning("nothing reads %s; did you mean %s?", name, meant)
+
+
 def read_settings(extra: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
     """Read and check every key. ConfigurationError names the key, its value and what it may be."""
     refuse_unknown(extra, lambda name: name.startswith(PREFIX))
     values = os.environ if environment is None else environment
+    warn_of_misspelt(values)
 
     def text(name: str) -> str:
         key = TABLE[PREFIX + name]

@@ -46,3 +46,8 @@ def test_a_file_that_cannot_work_is_refused_by_name(tmp_path: Path, text: str, s
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"ORBITKV_CONFIG names .*absent\.json"):
         read_file(named(tmp_path / "absent.json"))
+
+
+def test_a_misspelt_variable_is_named_with_what_was_meant(caplog: pytest.LogCaptureFixture) -> None:
+    read_settings({}, {"ORBITKV_SOCKT": "/x", "ORBITKV_POOL_SIZE": "1gib", "ORBITKV_TIMEOUT_MS": "100"})
+    assert caplog.messages == ["OrbitKV: nothing reads ORBITKV_SOCKT; did you mean ORBITKV_SOCKET?"]
