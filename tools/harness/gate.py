@@ -10,7 +10,9 @@ process, and goes on when the order is gone. So "in mid-restore" is a state that
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,21 @@ class Gate:
     def holding(self, direction: str) -> list[int]:
         """Return the processes that hold a copy."""
         return sorted(int(path.name.rpartition(".")[2]) for path in self.folder.glob(f"{direction}.held.*"))
+
+    def open_after(self, holds: Callable[[], bool]) -> threading.Event:
+        """Open from a thread of its own once a condition holds, while this one waits for what is held.
+
+        The event is set before anything passes.
+        """
+        opening = threading.Event()
+
+        def run() -> None:
+            eventually(holds, "the condition for the gate to open")
+            opening.set()
+            self.open()
+
+        threading.Thread(target=run, name="gate-opener", daemon=True).start()
+        return opening
 
     def open(self, *directions: str) -> None:
         """Let everything pass, in the named directions or in both."""

@@ -29,11 +29,14 @@ def installed(folder: Path = FOLDER) -> Path:
 
 def gated(folder: Path = GATE_FOLDER) -> Path:
     """Return a folder for PYTHONPATH that holds the metadata of the tests' gate."""
-    return _offer(folder, "orbitkv-gate", {"sglang.srt.plugins": {"gate": "harness.gate:put_into_copies"}})
+    return _offer(folder, "orbitkv_gate", {"sglang.srt.plugins": {"gate": "harness.gate:put_into_copies"}})
 
 
 def _offer(folder: Path, name: str, entry_points: Mapping[str, Mapping[str, str]]) -> Path:
-    """Write the metadata of a package with these entry points; return the folder."""
+    """Write the metadata of a package with these entry points; return the folder.
+
+    A name may hold no hyphen: what stands before it in the folder's name tells packages from one another.
+    """
     table = configparser.ConfigParser()
     table.read_dict(entry_points)
     folder.mkdir(parents=True, exist_ok=True)

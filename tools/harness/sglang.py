@@ -195,8 +195,9 @@ def _collect(events: Iterator[dict[str, Any]], begun: float) -> Generation:
     return Generation(
         tokens=tuple(last["output_ids"]),
         text="",
-        prompt_tokens=facts["prompt_tokens"],
-        cached_tokens=facts["cached_tokens"],
+        # A request that was aborted before it ran has neither.
+        prompt_tokens=facts.get("prompt_tokens", 0),
+        cached_tokens=facts.get("cached_tokens", 0),
         first_token_s=first_s,
         total_s=time.monotonic() - begun,
         finish_reason=facts["finish_reason"]["type"],

@@ -92,6 +92,7 @@ class SglangRig(ManagerRig):
         if self._manager is None:
             self.serve()
         engine = self.engine(config)
+        engine.abort_all()
         if self._met != (engine.process.pid, self.manager.pid):
             self.connected(engine)
         engine.flush()

@@ -1,0 +1,281 @@
+"""SGLang's own tree, allocator and pool with OrbitKV behind them: what an engine cannot be stopped in the middle of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness import sglang_modules  # noqa: F401
+
+# isort: split
+import pytest
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.runtime_context import get_context
+
+from harness.base import words
+from harness.gate import FOLDER, PUBLISH, RESTORE, Gate, gated_backend
+from harness.manager import ManagerProcess, eventually
+from harness.sglang_cache import LAYERS, PAGE, CacheRig, contents
+from orbitkv.adapter import attachment
+
+PAGES = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def configured() -> Iterator[None]:
+    """Give SGLang's objects the configuration of a server on a CPU."""
+    override = get_context().override_server_args(page_size=PAGE, device="cpu", attention_backend="torch_native")
+    override.install()
+    yield
+    override.restore()
+
+
+@pytest.fixture
+def manager(orbitkv_binary: Path, tmp_path: Path) -> Iterator[ManagerProcess]:
+    """Return a Manager of the test's own; it must end in order unless the test killed it."""
+    process = ManagerProcess(orbitkv_binary, tmp_path / "manager", "64mib").start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Return a gate in the copying threads of caches that are made after it."""
+    gate = Gate(tmp_path / "gate")
+    monkeypatch.setenv(FOLDER, str(gate.folder))
+    monkeypatch.setattr(attachment, "make_backend", gated_backend)
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def rig(manager: ManagerProcess, gate: Gate) -> Iterator[CacheRig]:
+    """Return a cache that may use its Manager."""
+    rig = CacheRig(manager, "cache", query_wait_us=200_000, load_wait_ms=60_000)
+    rig.connected()
+    yield rig
+    gate.open()
+    rig.close()
+
+
+def held_leases(manager: ManagerProcess) -> int:
+    """Return how many leases the Manager has given out."""
+    return int(manager.status()["cache"]["stats"]["leases"])
+
+
+def test_what_was_published_is_restored_layer_by_layer(rig: CacheRig, manager: ManagerProcess) -> None:
+    prompt = words(1, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    req = rig.promised("a", prompt)
+    assert (len(req.prefix_indices), req.host_hit_length) == (0, len(prompt))
+    slots = rig.admit(req)
+    index = rig.start()
+    assert index >= 0
+    rig.forward(index, prompt, slots)
+    rig.settle()
+    eventually(lambda: held_leases(manager) == 0, "the lease ended")
+    assert len(rig.match("b", prompt).prefix_indices) == len(prompt), "the tree has it"
+
+
+def test_a_layer_is_not_used_before_its_bytes_are_there(rig: CacheRig, gate: Gate) -> None:
+    prompt = words(19, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    gate.hold(RESTORE, 2)  # the keys of the second layer
+    slots = rig.admit(rig.promised("a", prompt))
+    index = rig.start()
+    gate.wait_held(RESTORE)
+    rig.cache.linker.layer_done_counter.set_consumer(index)
+    rig.pool.get_key_buffer(0)
+    rig.check(slots, contents(prompt), (0, 1))
+    assert gate.holding(RESTORE), "the first layer was used while the second is on its way"
+    opener = gate.open_after(lambda: True)
+    rig.pool.get_key_buffer(1)
+    assert opener.is_set(), "it ended after the gate was opened"
+    rig.check(slots, contents(prompt), (2, 3))
+    rig.settle()
+
+
+def test_what_was_evicted_is_restored_behind_what_was_not(rig: CacheRig) -> None:
+    shared, tails = words(2, 4 * PAGE), [words(seed, 3 * PAGE) for seed in (3, 4)]
+    prompts = [shared + tail for tail in tails]
+    rig.publish(prompts[0])
+    assert len(rig.match("a", shared).prefix_indices) == len(shared)
+    rig.cache.evict(EvictParams(num_tokens=3 * PAGE))
+    req = rig.promised("b", prompts[0])
+    before = len(req.prefix_indices)
+    assert before + req.host_hit_length == len(prompts[0])
+    assert req.host_hit_length > 0
+    slots = rig.admit(req)
+    rig.forward(rig.start(), prompts[0], slots)
+    rig.settle()
+
+
+def test_a_queued_load_is_not_cancelled_by_an_abort(rig: CacheRig) -> None:
+    """Another request may have matched its pages already, so they must land although nobody waits for the first."""
+    prompt = words(5, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    slots = rig.admit(rig.promised("aborted", prompt))
+    other = rig.match("other", prompt)
+    assert len(other.prefix_indices) == len(prompt), "the other one finds the pages in the tree"
+    rig.abort("aborted")
+    index = rig.start()
+    rig.forward(index, prompt, slots)
+    rig.settle()
+    assert rig.cache.linker.pending_loads == {}
+    rig.check(other.prefix_indices, contents(prompt), range(2 * LAYERS))
+
+
+def test_an_abort_before_the_admission_gives_the_lease_back(rig: CacheRig, manager: ManagerProcess) -> None:
+    prompt = words(6, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    rig.promised("aborted", prompt)
+    assert held_leases(manager) == 1
+    rig.abort("aborted")
+    eventually(lambda: held_leases(manager) == 0, "the lease is given back")
+    assert rig.start() == -1, "nothing is loaded"
+
+
+def test_a_promise_is_void_in_the_next_pass(rig: CacheRig) -> None:
+    prompt = words(7, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    rig.promised("late", prompt)
+    rig.step()
+    again = rig.match("late", prompt)
+    assert again.host_hit_length == len(prompt), "it is promised anew, from what is known"
+    slots = rig.admit(again)
+    rig.forward(rig.start(), prompt, slots)
+    rig.settle()
+
+
+def test_two_requests_of_one_prefix_in_one_pass_load_it_once(rig: CacheRig, manager: ManagerProcess) -> None:
+    prompt = words(8, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    loaded = manager.metric("orbitkv_load_bytes_total")
+    first, second = rig.promised("first", prompt), rig.promised("second", prompt)
+    first = rig.match("first", prompt)
+    slots, others = rig.admit(first), rig.admit(second)
+    assert slots.tolist() == others.tolist()
+    rig.forward(rig.start(), prompt, slots)
+    rig.settle()
+    eventually(lambda: held_leases(manager) == 0, "both leases ended")
+    pages = manager.metric("orbitkv_load_bytes_total") - loaded
+    assert pages == PAGES * sum(part.block_bytes for part in rig.layers)
+
+
+def test_a_promise_survives_the_death_of_its_manager(rig: CacheRig, manager: ManagerProcess) -> None:
+    """SGLang cannot take a promise back: the copy runs from a mapping that outlives the Manager."""
+    prompt = words(9, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    req, life = rig.promised("a", prompt), rig.side.life()
+    manager.kill()
+    slots = rig.admit(req)
+    rig.forward(rig.start(), prompt, slots)
+    rig.settle()
+    assert rig.match("b", words(10, PAGES * PAGE)).host_hit_length == 0
+    manager.start()
+    rig.connected(after=life)
+    assert published(rig, words(11, PAGES * PAGE)), "hits come back"
+
+
+def published(rig: CacheRig, prompt: list[int]) -> bool:
+    """Publish a prompt, restore it, and return whether that worked."""
+    rig.flush()
+    rig.publish(prompt)
+    rig.flush()
+    req = rig.promised("again", prompt)
+    if req.host_hit_length == 0:
+        return False
+    slots = rig.admit(req)
+    rig.forward(rig.start(), prompt, slots)
+    rig.settle()
+    return True
+
+
+def test_what_an_earlier_manager_stored_is_published_again_on_a_hit(rig: CacheRig, manager: ManagerProcess) -> None:
+    prompt = words(12, PAGES * PAGE)
+    rig.publish(prompt)
+    life = rig.side.life()
+    manager.kill()
+    manager.start()
+    rig.connected(after=life)
+    rig.compute(prompt)  # The engine inserts what it hit: the tree's pages are published.
+    rig.settle()
+    rig.wait_inserted(PAGES)
+    rig.flush()
+    req = rig.promised("a", prompt)
+    assert req.host_hit_length == len(prompt)
+    rig.forward(index_of(rig, req), prompt, req.restored)
+    rig.settle()
+
+
+def index_of(rig: CacheRig, req: object) -> int:
+    """Admit a request alone and begin its restore."""
+    rig.admit(req)
+    return rig.start()
+
+
+def test_a_flush_waits_for_copies_that_write(rig: CacheRig, gate: Gate, manager: ManagerProcess) -> None:
+    """I2: after it the engine uses every page again."""
+    prompt = words(13, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    gate.hold(RESTORE, 3)
+    rig.admit(rig.promised("a", prompt))
+    assert rig.start() >= 0
+    gate.wait_held(RESTORE)
+    opener = gate.open_after(lambda: held_leases(manager) == 1)
+    rig.cache.reset()
+    assert opener.is_set(), "it ended after the gate was opened"
+    eventually(lambda: held_leases(manager) == 0, "the copy ended and its lease with it")
+    rig.flush()
+    rig.forward(index_of(rig, req := rig.promised("b", prompt)), prompt, req.restored)
+    rig.settle()
+
+
+def test_a_flush_waits_for_copies_that_read(rig: CacheRig, gate: Gate, manager: ManagerProcess) -> None:
+    prompt = words(14, PAGES * PAGE)
+    gate.hold(PUBLISH, 3)
+    rig.compute(prompt)
+    rig.step_until(lambda: bool(gate.holding(PUBLISH)), "the copy is held")
+    opener = gate.open_after(lambda: manager.status()["cache"]["stats"]["writing_bytes"] > 0)
+    rig.flush()  # with poison over every page
+    assert opener.is_set(), "it ended after the gate was opened"
+    rig.wait_inserted(PAGES)
+    req = rig.promised("a", prompt)
+    assert req.host_hit_length == len(prompt)
+    rig.forward(index_of(rig, req), prompt, req.restored)
+    rig.settle()
+
+
+def test_a_queued_load_ends_with_the_tree(rig: CacheRig, manager: ManagerProcess) -> None:
+    prompt = words(15, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    rig.admit(rig.promised("a", prompt))
+    rig.flush()
+    assert rig.start() == -1
+    eventually(lambda: held_leases(manager) == 0, "the lease is given back")
+    rig.forward(index_of(rig, req := rig.promised("b", prompt)), prompt, req.restored)
+    rig.settle()
+
+
+def test_a_change_of_weights_rests_until_the_flush(rig: CacheRig) -> None:
+    prompt, other = words(16, PAGES * PAGE), words(17, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.side.rest(77)
+    rig.step()
+    rig.compute(other)  # A page of the old weights, or of the new ones, or of both.
+    rig.settle()
+    assert rig.match("a", words(18, PAGES * PAGE)).host_hit_length == 0
+    rig.flush()
+    rig.connected()
+    for tokens in (prompt, other):
+        assert rig.promised("b", tokens).host_hit_length == 0, "nothing of the old weights is found"
+    assert published(rig, prompt), "the new epoch has hits of its own"
