@@ -330,11 +330,11 @@ func (c *Cache) NewEpoch(id SessionID, instanceID string, epoch uint64) (Registe
 	if inst == nil || !inst.scheduledBy(s) {
 		return Registered{}, wire.Errorf(wire.StatusUnknown, "this session does not schedule instance %q; register it first", instanceID)
 	}
-	if epoch == 0 {
-		return Registered{}, wire.Errorf(wire.StatusConflict, "epoch zero is shared by all instances; choose 64 random bits")
-	}
 	if inst.joint != nil && slices.Contains(inst.joint.replaced, epoch) {
 		return Registered{}, wire.Errorf(wire.StatusStale, "epoch %d of instance %q was replaced by %d; go on to the epoch that followed", epoch, instanceID, inst.epoch)
+	}
+	if epoch == 0 {
+		return Registered{}, wire.Errorf(wire.StatusConflict, "epoch zero is shared by all instances; choose 64 random bits")
 	}
 	if epoch == inst.epoch {
 		return c.registered(inst), nil

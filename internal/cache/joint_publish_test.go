@@ -285,8 +285,10 @@ func TestEpochsOfRanks(t *testing.T) {
 	r.fails(err, wire.StatusStale)
 	two, err := r.NewEpoch(e.schedulers[0].id, "a", 12)
 	r.must(err)
-	_, err = r.NewEpoch(e.schedulers[1].id, "a", 11) // rank 1 follows, late
-	r.fails(err, wire.StatusStale)
+	for _, epoch := range []uint64{0, 11} { // rank 1 follows, late
+		_, err = r.NewEpoch(e.schedulers[1].id, "a", epoch)
+		r.fails(err, wire.StatusStale)
+	}
 	got, err := r.NewEpoch(e.schedulers[1].id, "a", 12)
 	r.must(err)
 	if got.Namespace != two.Namespace || got.Epoch != 12 || two.Namespace == one.Namespace {
@@ -318,11 +320,15 @@ func TestDetachOfARank(t *testing.T) {
 	r.reserveFor(e, 0, 2, keysOf(20, 1))
 	r.must(r.Detach(e.workers[1].id, "a")) // its slices were not handed to it
 	_, err := r.tryReserve(e, 1, 2, keysOf(20, 1))
-	if err != nil {
-		r.fails(err, wire.StatusStale)
-	}
-	r.must(r.Begin(e.schedulers[1].id, got.Lease, 1, 4)) // a vacant rank reads nothing
+	r.fails(err, wire.StatusConflict)
+	other := r.connect(r.process(900), wire.RoleWorker)
+	_, err = r.Attach(other.id, e.sh.attach("a", 1))
+	r.must(err)
+	_, err = r.tryReserve(e, 1, 3, keysOf(30, 1))
+	r.fails(err, wire.StatusConflict)
+	r.must(r.Begin(e.schedulers[1].id, got.Lease, 1, 4)) // a rank that another process took reads nothing for it
 	r.wantHeld(1, 1, 4*2*page)
+	r.kill(other)
 	r.must(r.Detach(e.schedulers[1].id, "a"))
 	r.must(r.Release(e.schedulers[0].id, got.Lease, 0))
 	r.wantHeld(0, 0, 0)

@@ -23,12 +23,15 @@ type answer struct {
 const grantRunBytes = 8
 
 // findAnswer finds the answer that another rank got for the same reserve. The answer of a reserve that the rank itself asked for, or skipped, is
-// stale; a rank that stores nothing has no part in a reserve.
+// stale; a rank that stores nothing has no part in a reserve, nor has a process that has left the rank: its slices would have no writer.
 func (c *Cache) findAnswer(s *session, inst *instance, q Reserve) (*answer, error) {
 	rank := s.joint.rank
 	storage := inst.geometry.storageIndex(rank)
 	if storage < 0 {
 		return nil, wire.Errorf(wire.StatusDenied, "rank %d of instance %q stores nothing; only the ranks that have a slice reserve", rank, inst.id)
+	}
+	if inst.ranks[rank].process != s.process {
+		return nil, wire.Errorf(wire.StatusConflict, "process %d is no longer attached as rank %d of instance %q; attach it again", s.process.facts.PID, rank, inst.id)
 	}
 	at := slices.IndexFunc(inst.joint.answers, func(a *answer) bool { return a.number == q.Operation })
 	if at < 0 {
