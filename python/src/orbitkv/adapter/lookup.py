@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from orbitkv.adapter.breaker import Breaker
 from orbitkv.adapter.session import SchedulerSession
@@ -32,8 +33,7 @@ LOOKUPS_MAX = 4096  # lookups that are kept; past it a new question waits for an
 WAITS_MAX = 4096  # requests beyond those of the lookups whose waiting time is remembered; the oldest is forgotten
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """One question of the engine. `keys` makes the joined keys of pages local to local + pages.
 
     `names` are the keys as the engine writes them, where it has them at hand: the last one, which stands for the whole
@@ -49,7 +49,7 @@ class Ask:
 
     def same(self, other: Ask) -> bool:
         """Return whether both ask for the same pages."""
-        return (self.local, self.pages, self.names[-1:]) == (other.local, other.pages, other.names[-1:])
+        return self.local == other.local and self.pages == other.pages and (self.names[-1:] == other.names[-1:])
 
 
 @dataclass
@@ -99,6 +99,8 @@ class Lookups:
     _table: dict[str, Lookup] = field(default_factory=dict)
     _since: dict[str, float] = field(default_factory=dict)  # when a request's patience began
     _inside: dict[str, int] = field(default_factory=dict)  # pages that are leased, or asked for while no answer came
+
+    _deferred: int = 0  # questions of this pass that were not put
 
     def __len__(self) -> int:
         return len(self._table)
@@ -157,12 +159,19 @@ class Lookups:
 
     def end_pass(self) -> None:
         """Let revokes win again, and give back what no pass has used for a second."""
-        now = self.clock()
-        for request, look in list(self._table.items()):
-            self._unhold(look)
+        over = self.clock() - LEASE_SECONDS
+        expired = []
+        for request, look in self._table.items():
+            if look.held:
+                self._unhold(look)
             # An answer that comes while the engine does not ask would be leased with nobody to use it.
-            if now - (look.seen if look.settled is None else look.settled) >= LEASE_SECONDS:
-                self.drop(request)
+            if (look.seen if look.settled is None else look.settled) <= over:
+                expired.append(request)
+        for request in expired:
+            self.drop(request)
+        if self._deferred:
+            self.stats.count("query_deferred", self._deferred)
+            self._deferred = 0
         while len(self._since) > len(self._table) + WAITS_MAX:
             del self._since[next(iter(self._since))]
 
@@ -212,7 +221,7 @@ class Lookups:
 
     def _defer(self, request: str) -> int | None:
         """Say "not yet" to a question that is not put, as long as the request's patience lasts."""
-        self.stats.count("query_deferred")
+        self._deferred += 1
         return None if self._waits(request) else 0
 
     def _waits(self, request: str) -> bool:

@@ -95,6 +95,7 @@ class Loads:
         self._timeline = timeline
         self._clock = clock
         self._lock = threading.Condition()
+        self._requests: set[str] = set()  # of restores that are not acknowledged
         self._queued: list[Load] = []
         self._batches: deque[list[Load]] = deque()  # started and not acknowledged, oldest first
         self._waiting: deque[Load] = deque()  # begun, for a place among those in flight
@@ -112,10 +113,11 @@ class Loads:
     def queue(self, load: Load) -> None:
         """Take a restore whose lease is held; the next `start` begins it."""
         self._queued.append(load)
+        self._requests.add(load.request)
 
     def pending(self, request: str) -> bool:
         """Return whether a restore of the request is not acknowledged yet."""
-        return any(load.request == request for batch in (self._queued, *self._batches) for load in batch)
+        return request in self._requests
 
     def start(self) -> int:
         """Begin every queued restore and submit the copies; return the batch's consumer index, -1 without any."""
@@ -169,7 +171,9 @@ class Loads:
             batch = self._batches.popleft()
         for load in batch:
             self._timeline.record(Stage.GPU_READY, load.request, success=True)
-        return [load.request for load in batch]
+        requests = [load.request for load in batch]
+        self._requests.difference_update(requests)
+        return requests
 
     def wait_submitted(self) -> None:
         """Wait until the backend has accepted every begun restore, which it then finishes, closed or not."""
@@ -191,6 +195,7 @@ class Loads:
         self._check()
         with self._lock:
             self._batches.clear()
+        self._requests.clear()
         for layers in self._sets:
             layers.index, layers.loads = -1, []
         self.consumer_index = -1

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,18 @@ class EngineTensors:
     layout: KVLayout
     pages: PageAccess
     layer_last: Sequence[int]
+
+
+class Sessions(NamedTuple):
+    """The two sessions of a rank with one life of the Manager."""
+
+    session: SchedulerSession
+    attachment: ProvenAttachment
+
+    @property
+    def alive(self) -> bool:
+        """Return whether both channels are open."""
+        return self.session.alive and self.attachment.alive
 
 
 class PassGuard:
@@ -129,6 +142,8 @@ class RankSide:
         self.lookups = Lookups(settings, Breaker(), self.stats, clock, self._wait_left_us)
         self.lookups.patient_from_start = False
         self._wait_until = 0.0
+        self._through: Sessions | None = None  # what this pass promises through; no link exchanges it meanwhile
+        self._keys_max = 0
         self._agreed = False  # in this pass, and for every rank
         self._voted = b""  # the Manager's life that this rank named in this pass
         self._life = b""  # the one that the ranks agreed on last
@@ -159,18 +174,13 @@ class RankSide:
         """End what the pass before promised, and take what ended or was answered meanwhile."""
         self._end_promises()
         self._wait_until = self._clock() + self.settings.query_wait_us / 1e6
-        usable = self._agreed and not self._resting
-        session, attachment = self._sessions() if usable else (None, None)
-        self.offloads.pump(session, attachment)
+        self.offloads.pump(*(self._usable() or (None, None)))
         self.stats.gauge("pending_prefetches", self.lookups.pending)
 
     def life(self) -> bytes:
         """Name the Manager's life that this rank could use in this pass, empty for none."""
-        session, attachment = self._sessions()
-        if session is None or attachment is None or self._resting or session.incarnation != attachment.incarnation:
-            self._voted = b""
-        else:
-            self._voted = session.incarnation
+        sessions = None if self._resting else self._sessions()
+        self._voted = sessions.session.incarnation if sessions is not None else b""
         return self._voted
 
     def agree(self, agreed: bool) -> bool:
@@ -190,19 +200,21 @@ class RankSide:
         `keys` are SGLang's page hashes, 64 hexadecimal digits each. A promise holds until the pass ends.
         """
         number = self._number()  # Drawn by every call, so that all ranks count alike.
-        session, attachment = self._sessions() if self._agreed and not self._resting else (None, None)
-        if session is None or attachment is None or session.incarnation != attachment.incarnation:
+        through = self._through
+        if through is None and self._usable() is not None:
+            if not self._guard.enter():
+                return None
+            # Again, since a link may have exchanged them before the guard was held.
+            through = self._through = self._usable()
+            self._measure_window()
+        if through is None or not through.alive:
             self.lookups.drop(request)
             return 0
         if self.loads.pending(request):
             return None
-        if not self._guard.enter():
-            return None
-        budget = session.namespace.budget_bytes // WINDOW_SHARE // session.namespace.page_bytes
-        self.lookups.window = Window(WINDOW_REQUESTS, budget)
-        keys = keys[: session.client.limits.operation_keys_max]
-        ask = Ask(request, 0, len(keys), lambda: bytes.fromhex("".join(keys)), keys, number)
-        return self.lookups.answer(session, ask)
+        asked = keys if len(keys) <= self._keys_max else keys[: self._keys_max]
+        ask = Ask(request, 0, len(asked), lambda: bytes.fromhex("".join(asked)), asked, number)
+        return self.lookups.answer(through.session, ask)
 
     def keep_waiting(self, request: str) -> None:
         """Say that the engine passed the request over, since a rank had no answer: its patience begins."""
@@ -245,7 +257,7 @@ class RankSide:
         self.loads.quiesce()
         self.offloads.quiesce()
         self.lookups.drop_all()
-        self._guard.leave()
+        self._leave_guard()
         if self._resting:
             self._resting = False
             log.info("the cache was emptied after a change of weights: epoch %x", self.epoch.value)
@@ -258,6 +270,7 @@ class RankSide:
         self._resting = True
         self._agreed = False
         self.lookups.drop_all()
+        self._leave_guard()
         self.offloads.forget()
         self.epoch.move(epoch)
         self._scheduler.wake()
@@ -268,7 +281,7 @@ class RankSide:
         self.loads.quiesce()
         self.offloads.quiesce()
         self.lookups.drop_all()
-        self._guard.leave()
+        self._leave_guard()
         self._scheduler.stop()
         self._worker.stop()
 
@@ -281,16 +294,31 @@ class RankSide:
 
     def _end_promises(self) -> None:
         self.lookups.end_pass()
+        self._leave_guard()
+
+    def _leave_guard(self) -> None:
+        self._through = None
         self._guard.leave()
 
-    def _sessions(self) -> tuple[SchedulerSession | None, ProvenAttachment | None]:
-        """Return the sessions that may be used now: registered, attached and proved."""
+    def _measure_window(self) -> None:
+        """Read the bounds of look-ups from the session that this pass promises through."""
+        if self._through is not None:
+            session = self._through.session
+            budget = session.namespace.budget_bytes // WINDOW_SHARE // session.namespace.page_bytes
+            self.lookups.window = Window(WINDOW_REQUESTS, budget)
+            self._keys_max = session.client.limits.operation_keys_max
+
+    def _usable(self) -> Sessions | None:
+        """Return the sessions to use in this pass, None unless the ranks agreed."""
+        return self._sessions() if self._agreed and not self._resting else None
+
+    def _sessions(self) -> Sessions | None:
+        """Return the sessions that could be used now: registered, attached and proved with one life of the Manager."""
         session, attachment = self._scheduler.session, self._worker.session
-        if session is not None and not session.registered:
-            session = None
-        if attachment is not None and not (attachment.attached and attachment.proven):
-            attachment = None
-        return session, attachment
+        if session is None or attachment is None or session.incarnation != attachment.incarnation:
+            return None
+        ready = session.registered and attachment.attached and attachment.proven
+        return Sessions(session, attachment) if ready else None
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:

@@ -89,6 +89,7 @@ def test_a_question_that_finds_the_window_full_is_not_put(rig: WindowRig) -> Non
         rig.found(name)
     assert rig.ask("d") is None
     assert [query.request for query in rig.client.queries] == ["a", "b", "c"]
+    rig.begin()
     assert rig.stats.take()["query_deferred"] == 1
 
 
