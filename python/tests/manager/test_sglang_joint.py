@@ -123,10 +123,40 @@ def test_the_ranks_never_decide_differently_although_each_hears_at_its_own_time(
     assert engine.skipped > 0, "some answers were late"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_breaks_at_random_both_ranks_go_on_alike(manager: ManagerProcess, ranks: Make, seed: int) -> None:
+    """Channels of either rank break anywhere in a pass, and twice the Manager ends and another one begins."""
+    engine = ranks(load_wait_ms=200, query_wait_us=2000, host_copy_delay_us=500)
+    order = random.Random(100 + seed)
+    restarts = [PASSES // 3, 2 * PASSES // 3]
+
+    def disturb() -> None:
+        if restarts and traffic.passes >= restarts[0]:
+            restarts.pop(0)
+            manager.kill()
+            manager.start()
+        elif order.random() < 0.02:
+            link = order.choice([link for side in engine.sides for link in (side._scheduler, side._worker)])
+            if (session := link.session) is not None:
+                session.client._channel.close("broken by the test")
+
+    traffic = Traffic(engine, order, disturb)
+    while traffic.passes < 2 * PASSES or restarts:
+        traffic.step()
+    traffic.disturb = lambda: None
+    while traffic.restored < RESTORED:
+        traffic.step()
+    traffic.end()
+    engine.wait_usable()
+    drained(manager)
+
+
 class Traffic:
     """Requests that come, wait, are admitted together, recomputed or aborted, by a random order."""
 
-    def __init__(self, engine: Ranks, order: random.Random) -> None:
+    def __init__(self, engine: Ranks, order: random.Random, disturb: Callable[[], None] = lambda: None) -> None:
+        """`disturb` is called at the places of a pass in which something may break."""
+        self.disturb = disturb
         self.passes = 0
         self.restored = 0
         self._engine = engine
@@ -144,16 +174,21 @@ class Traffic:
         engine.begin_pass()
         batch = []
         for request, keys in list(self._waiting.items()):
+            self.disturb()
             found = engine.match(request, keys)
+            self.disturb()
             if order.random() < 0.05:
                 self._abort(request)
             elif found is not None and order.random() < 0.7 and len(keys) <= engine.room:
                 batch.append(engine.admit(request, keys, found))
                 del self._waiting[request]
                 self.restored += found
-        engine.forward(batch)
+        index = engine.start()
+        self.disturb()
+        engine.forward(batch, index)
         for admitted in batch:
             engine.compute(admitted)
+        self.disturb()
         engine.free_idle()
 
     def end(self) -> None:

@@ -14,6 +14,7 @@ from orbitkv._channel import Channel
 from orbitkv.adapter.golden import GoldenCheck, GoldenResult
 from orbitkv.errors import ConfigurationError
 from orbitkv.sglang.loads import IN_FLIGHT_MAX
+from orbitkv.transfer import Publish, Restore, Transfer
 
 Make = Callable[..., Ranks]
 
@@ -313,6 +314,29 @@ def test_a_golden_mismatch_with_a_later_manager_leaves_the_rank_without_hits(
     assert engine.serve("a", 12) == 0
     assert engine.serve("a", 12) == 0
     assert stored_pages(manager) == 0
+
+
+@pytest.mark.parametrize("copy", [Publish, Restore])
+def test_a_channel_that_breaks_in_a_golden_round_trip_leaves_nothing_behind(
+    manager: ManagerProcess, ranks: Make, monkeypatch: pytest.MonkeyPatch, copy: type[Transfer]
+) -> None:
+    """The rank comes back, and the page of the round trip is not held for as long as its process lives."""
+    broken: list[bool] = []
+    engine = ranks()
+
+    def breaking(check: GoldenCheck, submit: Callable[..., Transfer], *arguments: object) -> bool:
+        done = attempt(check, submit, *arguments)  # type: ignore[arg-type]
+        if not broken and (submit == check.backend.publish) == (copy is Publish):
+            broken.append(done)
+            check.client._channel.close("broken by the test")
+        return done
+
+    attempt = GoldenCheck._copy
+    monkeypatch.setattr(GoldenCheck, "_copy", breaking)
+    breaks(engine, "worker")
+    eventually(lambda: bool(broken), "a golden copy ended without its channel")
+    engine.wait_usable()
+    drained(manager)
 
 
 # Pressure.

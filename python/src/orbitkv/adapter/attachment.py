@@ -132,21 +132,25 @@ class Attachment:
         self._reports.bind(self.client)
         return True
 
+    def tell(self, report: Report) -> None:
+        """Tell the Manager how something ended, in this session or in the next one with the same life of it."""
+        self._reports.tell(report)
+
     def restored(self, lease: int, ok: bool, ranges: Sequence[tuple[int, int]]) -> None:
         """Report the end of a restore of these pages of a lease, from the thread that copied."""
         pages = sum(count for _, count in ranges)
         rank, copied = self._place.rank, pages * self._layout.slice_bytes if ok else 0
-        self._reports.tell(Report(lambda client: client.restored(lease, rank, ok, copied, ranges), lease=lease))
+        self.tell(Report(lambda client: client.restored(lease, rank, ok, copied, ranges), lease=lease))
 
     def committed(self, reservation: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Report that this rank's slices are complete in the arena."""
         rank = self._place.rank
-        self._reports.tell(Report(lambda client: client.committed(reservation, rank, ranges), reservation=reservation))
+        self.tell(Report(lambda client: client.committed(reservation, rank, ranges), reservation=reservation))
 
     def abandoned(self, reservation: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Report that this rank's slices will not be written and that no copy into them runs."""
         rank = self._place.rank
-        self._reports.tell(Report(lambda client: client.abandoned(reservation, rank, ranges), reservation=reservation))
+        self.tell(Report(lambda client: client.abandoned(reservation, rank, ranges), reservation=reservation))
 
     def detach(self) -> None:
         """Let accepted restores and running copies end and be told, then leave. OrbitKVError when it cannot be said."""

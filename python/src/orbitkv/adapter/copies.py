@@ -110,7 +110,8 @@ class Copies:
 
     def prove(self, attachment: Attachment, source: int, target: int) -> GoldenResult:
         """Run the golden round trip between two blocks that nobody else uses."""
-        check = GoldenCheck(attachment.backend, self.layout, self.pages, self.settings.call_seconds, attachment.client)
+        seconds = self.settings.call_seconds
+        check = GoldenCheck(attachment.backend, self.layout, self.pages, seconds, attachment.client, attachment.tell)
         return check.run(source, target)
 
     def prove_alone(self, source: int, target: int) -> GoldenResult:

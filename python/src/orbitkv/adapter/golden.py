@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from orbitkv._numa import NO_NODE
 from orbitkv.adapter.logs import LOGGER
+from orbitkv.adapter.reports import Report
 from orbitkv.client import Arena, CacheManagerClient, Grant, State
 from orbitkv.errors import OrbitKVError, TransferError
 from orbitkv.transfer import LOCATION_UNIT, CopyPlan, KVLayout, Transfer, TransferBackend
@@ -103,10 +104,12 @@ class RoundTrip:
 class GoldenCheck(RoundTrip):
     """One rank's round trip through the Cache Manager, for which no wait is longer than `seconds`.
 
-    A copy is waited for until it ends.
+    A copy is waited for until it ends. `tell` says how it ended, also when the channel breaks meanwhile: its page would
+    stay in the Manager's books for as long as the process lives.
     """
 
     client: CacheManagerClient
+    tell: Callable[[Report], None]
 
     def run(self, source: int, target: int) -> GoldenResult:
         """Run it between two blocks that nobody else uses. Faults of the channel mean "not run"."""
@@ -132,17 +135,20 @@ class GoldenCheck(RoundTrip):
             if not reserve.answered or list(reserve.grants) != [Grant.GRANTED]:
                 reserve.drop()
                 return GoldenResult.NOT_RUN
+            reservation, page = reserve.reservation, [(0, 1)]
             if not self._copy(self.backend.publish, source, reserve.locations(0), offset):
-                self.client.abandoned(reserve.reservation, rank, [(0, 1)])
+                self.tell(Report(lambda client: client.abandoned(reservation, rank, page), reservation=reservation))
                 return GoldenResult.NOT_RUN
-            self.client.committed(reserve.reservation, rank, [(0, 1)])
+            self.tell(Report(lambda client: client.committed(reservation, rank, page), reservation=reservation))
             query = self.client.query(namespace, key, instance="", wait_us=int(self.seconds * 1e6))
             if query.state is not State.READY or query.lease is None:
                 query.cancel()
                 return GoldenResult.NOT_RUN
             query.lease.begin(1)
+            lease = query.lease.id
             arrived = self._copy(self.backend.restore, target, query.lease.locations(0), offset)
-            self.client.restored(query.lease.id, rank, arrived, self.layout.slice_bytes if arrived else 0, [(0, 1)])
+            copied = self.layout.slice_bytes if arrived else 0
+            self.tell(Report(lambda client: client.restored(lease, rank, arrived, copied, page), lease=lease))
             if not arrived:
                 return GoldenResult.NOT_RUN
             return self._compare(seed, target)

@@ -52,7 +52,8 @@ class ProvenAttachment(Attachment):
             return False
         if self.result is GoldenResult.NOT_RUN:
             scratch = ScratchPages(self._rank_layout, SCRATCH_PAGES)
-            self.result = GoldenCheck(self.backend, scratch.layout, scratch, self._seconds, self.client).run(0, 1)
+            check = GoldenCheck(self.backend, scratch.layout, scratch, self._seconds, self.client, self.tell)
+            self.result = check.run(0, 1)
             if self.result is GoldenResult.MISMATCH:
                 log.error("a golden round trip brought back other bytes: no external hits with this Cache Manager")
         return self.result is not GoldenResult.NOT_RUN

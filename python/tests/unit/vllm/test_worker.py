@@ -14,7 +14,9 @@ from harness.fakes import FakeManager, FakeTensors
 from orbitkv.adapter.attachment import Attachment, RankPlace
 from orbitkv.adapter.golden import GoldenResult
 from orbitkv.adapter.plans import PublishPlan, RestorePlan, SlicePlace
+from orbitkv.adapter.reports import Report
 from orbitkv.adapter.settings import read_settings
+from orbitkv.client import CacheManagerClient
 from orbitkv.errors import ChannelClosed, ConfigurationError
 from orbitkv.timeline import Timeline
 from orbitkv.transfer import HostBackend, Publish, Restore, Transfer
@@ -109,6 +111,9 @@ class FakeAttachment:
 
     def advance(self) -> bool:
         return True
+
+    def tell(self, report: Report) -> None:
+        report.send(cast(CacheManagerClient, self.client))
 
     def restored(self, lease: int, ok: bool, ranges: tuple[tuple[int, int], ...]) -> None:
         self.told.append(("restored", lease, ok, sum(count for _, count in ranges)))
