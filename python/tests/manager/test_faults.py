@@ -267,13 +267,12 @@ def test_garbage_ends_that_session_alone(shared_manager: ManagerProcess, name: s
             raw.connect(manager.socket)
             raw.sendall(_wire.encode(_wire.Hello(_wire.ABI, Role.TOOL, "garbage"), 1))
             assert raw.recv(_wire.FRAME_BYTES_MAX)
-            raw.sendall(GARBAGE[name])
-            raw.shutdown(socket.SHUT_WR)
-            try:
+            # The Manager may close at the first bad frame, before the rest was sent or anything was read.
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                raw.sendall(GARBAGE[name])
+                raw.shutdown(socket.SHUT_WR)
                 while raw.recv(_wire.FRAME_BYTES_MAX):
                     pass
-            except ConnectionResetError:
-                pass
         assert replica.restore(keys, expect=8) == 8
         assert replica.scheduler.alive
 
