@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from harness.gate import FOLDER, PUBLISH, RESTORE, Gate, gated_backend
 from harness.manager import ManagerProcess, eventually
 from harness.sglang_cache import LAYERS, PAGE, CacheRig, contents
 from orbitkv.adapter import attachment
+from orbitkv.adapter.logs import LOGGER
 
 PAGES = 8
+EPOCH = 0xC0FFEE
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,6 +92,8 @@ def test_a_layer_is_not_used_before_its_bytes_are_there(rig: CacheRig, gate: Gat
     rig.cache.linker.layer_done_counter.set_consumer(index)
     rig.pool.get_key_buffer(0)
     rig.check(slots, contents(prompt), (0, 1))
+    rig.step()
+    assert rig.cache.linker.pending_loads, "its pages stay locked until all of it arrived"
     assert gate.holding(RESTORE), "the first layer was used while the second is on its way"
     opener = gate.open_after(lambda: True)
     rig.pool.get_key_buffer(1)
@@ -266,10 +271,12 @@ def test_a_queued_load_ends_with_the_tree(rig: CacheRig, manager: ManagerProcess
     rig.settle()
 
 
-def test_a_change_of_weights_rests_until_the_flush(rig: CacheRig) -> None:
+def test_a_change_of_weights_rests_until_the_flush(rig: CacheRig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
     prompt, other = words(16, PAGES * PAGE), words(17, PAGES * PAGE)
     rig.publish(prompt)
-    rig.side.rest(77)
+    rig.side.rest(EPOCH)
+    rig.step_until(lambda: f"epoch {EPOCH:x}, " in caplog.text, "the session is in the new epoch")
     rig.step()
     rig.compute(other)  # A page of the old weights, or of the new ones, or of both.
     rig.settle()

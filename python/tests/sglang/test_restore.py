@@ -113,7 +113,7 @@ def test_layers_are_used_before_the_last_one_is_ready(rig: SglangRig) -> None:
     cold = rig.store(engine, prompt)
     engine.flush()
     seen = len(stages(engine))
-    rig.gate.hold(RESTORE, LAYERS - 1)
+    rig.gate.hold(RESTORE, 2 * LAYERS - 1)  # the values of the last layer
     running = rig.start(engine, prompt)
     rig.gate.wait_held(RESTORE)
     eventually(lambda: ("layer_used", LAYERS - 2) in stages(engine)[seen:], "all layers but the last are used")
