@@ -9,6 +9,7 @@ from pathlib import Path
 from harness import sglang_modules  # noqa: F401
 
 # isort: split
+import numpy as np
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.runtime_context import get_context
@@ -16,8 +17,9 @@ from sglang.srt.runtime_context import get_context
 from harness.base import words
 from harness.gate import FOLDER, PUBLISH, RESTORE, Gate, gated_backend
 from harness.manager import ManagerProcess, eventually
-from harness.sglang_cache import LAYERS, PAGE, CacheRig, contents
+from harness.sglang_cache import LAYERS, PAGE, CacheRig, contents, pages_of
 from orbitkv.adapter import attachment
+from orbitkv.adapter.copies import POISON
 from orbitkv.adapter.logs import LOGGER
 
 PAGES = 8
@@ -52,9 +54,15 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def rig(manager: ManagerProcess, gate: Gate) -> Iterator[CacheRig]:
+def fault() -> str:
+    """Return the fault that is injected: none, unless a test is parametrized with one."""
+    return ""
+
+
+@pytest.fixture
+def rig(manager: ManagerProcess, gate: Gate, fault: str) -> Iterator[CacheRig]:
     """Return a cache that may use its Manager."""
-    rig = CacheRig(manager, "cache", query_wait_us=200_000, load_wait_ms=60_000)
+    rig = CacheRig(manager, "cache", query_wait_us=200_000, load_wait_ms=60_000, fault_injection=fault)
     rig.connected()
     yield rig
     gate.open()
@@ -286,3 +294,49 @@ def test_a_change_of_weights_rests_until_the_flush(rig: CacheRig, caplog: pytest
     for tokens in (prompt, other):
         assert rig.promised("b", tokens).host_hit_length == 0, "nothing of the old weights is found"
     assert published(rig, prompt), "the new epoch has hits of its own"
+
+
+@pytest.mark.parametrize("fault", ["corrupt-restore"])
+def test_injected_corruption_inverts_every_restored_byte(rig: CacheRig) -> None:
+    prompt = words(20, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    slots = rig.admit(rig.promised("a", prompt))
+    with pytest.raises(AssertionError):
+        rig.forward(rig.start(), prompt, slots)
+    rig.cache.linker.layer_done_counter.wait_until(LAYERS - 1)
+    for part in rig.layers:
+        np.invert(part.rows, out=part.rows)
+    rig.check(slots, contents(prompt), range(2 * LAYERS))
+    rig.settle()
+
+
+@pytest.mark.parametrize("fault", ["poison-destination"])
+def test_injected_poison_fills_the_destination_before_the_copy(rig: CacheRig, gate: Gate) -> None:
+    prompt = words(21, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    gate.hold(RESTORE, 0)
+    slots = rig.admit(rig.promised("a", prompt))
+    index = rig.start()
+    gate.wait_held(RESTORE)
+    assert all((part.rows[page] == POISON).all() for part in rig.layers for page in pages_of(slots))
+    gate.open()
+    rig.forward(index, prompt, slots)
+    rig.settle()
+
+
+@pytest.mark.parametrize("fault", ["skip-layer-wait=1"])
+def test_an_injected_missing_wait_shows_a_layer_without_its_bytes(rig: CacheRig, gate: Gate) -> None:
+    prompt = words(22, PAGES * PAGE)
+    rig.publish(prompt)
+    rig.flush()
+    gate.hold(RESTORE, 2)
+    slots = rig.admit(rig.promised("a", prompt))
+    index = rig.start()
+    gate.wait_held(RESTORE)
+    with pytest.raises(AssertionError):
+        rig.forward(index, prompt, slots)
+    assert gate.holding(RESTORE), "the forward did not wait for what is held"
+    gate.open()
+    rig.settle()
