@@ -118,6 +118,19 @@ class SglangRig(ManagerRig):
         """Ask once to empty the engine's prefix cache, from a thread of its own."""
         return self._threads.submit(engine.try_flush)
 
+    def wait_restored(self, engine: SglangEngine, prompt: list[int]) -> Generation:
+        """Ask with an empty device until all that can be is restored, since hits rest after a Manager was silent."""
+        answers: list[Generation] = []
+
+        def restored() -> bool:
+            engine.flush()
+            answers.append(engine.generate(prompt))
+            return answers[-1].external_tokens == restorable(len(prompt))
+
+        eventually(restored, "hits come back")
+        assert len({answer.tokens for answer in answers}) == 1, "restored or not, the answer is one"
+        return answers[-1]
+
     def loaded(self) -> int:
         """Return how many bytes the engine has told the Manager that it restored, since the Manager's start."""
         return int(self.manager.metric(LOADED))

@@ -100,6 +100,14 @@ def test_a_request_is_aborted_and_the_engine_is_idle_then(engine: SglangEngine) 
     assert engine.load() == Load(0, 0, 0)
 
 
+def test_an_engine_that_does_not_select_the_backend_is_not_touched(engine: SglangEngine) -> None:
+    """The plugin is found by it as by those of the other modules, and says and wraps nothing."""
+    text = engine.log.read_text(errors="replace")
+    assert "Tree cache initialized: source=default" in text
+    assert "OrbitKV" not in text
+    assert "hook(s) to" not in text, "SGLang names what is wrapped"
+
+
 def test_stop_leaves_no_process(engines: SglangPool, engine: SglangEngine) -> None:
     session = engine.process.pid
     assert len(session_members(session)) >= 2, "the server and its scheduler"

@@ -76,13 +76,7 @@ def test_a_stopped_manager_costs_hits_and_nothing_else(rig: SglangRig) -> None:
     assert (stopped.tokens, stopped.external_tokens) == (cold.tokens, 0)
     assert all(len(other.tokens) == 2 for other in others)
 
-    def hits() -> bool:
-        engine.flush()
-        answer = engine.generate(prompt)
-        assert answer.tokens == cold.tokens
-        return answer.external_tokens > 0
-
-    eventually(hits, "hits come back when the Manager goes on")
+    assert rig.wait_restored(engine, prompt).tokens == cold.tokens
     rig.connected(engine)
     rig.quiet()
 

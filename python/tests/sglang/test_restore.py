@@ -12,6 +12,7 @@ import pytest
 from harness.base import words
 from harness.gate import RESTORE
 from harness.manager import eventually
+from harness.sglang import SglangEngine
 from harness.sglang_rig import CHUNK_TOKENS, LAYERS, PAGE_TOKENS, SLICE_BYTES, SglangRig, restorable, stages
 
 TOKENS = 8
@@ -105,6 +106,25 @@ def test_pages_filled_by_decoding_are_stored_and_restored(rig: SglangRig) -> Non
     assert restored.external_tokens == decoded * PAGE_TOKENS
     assert restored.logprobs == hit.logprobs
     rig.quiet()
+
+
+def test_a_long_tail_behind_a_restored_prefix_is_computed_in_chunks(rig: SglangRig) -> None:
+    engine = rig.ready()
+    prefix, tail = words(55, 600), words(56, 3 * CHUNK_TOKENS)
+    rig.store(engine, prefix)
+    cold = engine.generate([*prefix, *tail], TOKENS, extra_key="computed from the first token")
+    engine.flush()
+    chunks = prefills(engine)
+    answer = engine.generate([*prefix, *tail], TOKENS)
+    assert (answer.device_tokens, answer.external_tokens) == (0, restorable(600))
+    assert prefills(engine) - chunks > 3
+    assert answer.tokens == cold.tokens
+    rig.quiet()
+
+
+def prefills(engine: SglangEngine) -> int:
+    """Return how many prefill steps the engine has begun."""
+    return engine.log.read_text(errors="replace").count("Prefill batch")
 
 
 def test_layers_are_used_before_the_last_one_is_ready(rig: SglangRig) -> None:
