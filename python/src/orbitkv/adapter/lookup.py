@@ -47,9 +47,14 @@ class Ask(NamedTuple):
     names: Sequence[str] = ()
     operation: int | None = None
 
-    def same(self, other: Ask) -> bool:
-        """Return whether both ask for the same pages."""
-        return self.local == other.local and self.pages == other.pages and (self.names[-1:] == other.names[-1:])
+    def covers(self, later: Ask) -> bool:
+        """Return whether the answer to this question answers a later one too: the same pages, or the first of them.
+
+        SGLang's cache-aware policies ask for a whole prompt, and its admission for all but its last token.
+        """
+        if self.local != later.local or not self.names:
+            return (self.local, self.pages, self.names) == (later.local, later.pages, later.names)
+        return 0 < later.pages <= self.pages and self.names[later.pages - 1] == later.names[-1]
 
 
 @dataclass
@@ -121,6 +126,19 @@ class Lookups:
             session.fail(fault)
             self.drop(ask.request)
             return 0
+
+    def defers(self, request: str) -> bool:
+        """Return whether the answer is "not yet" because the window has no place for one more request.
+
+        It is what `answer` says after a longer look, for an engine that asks for hundreds of them in each pass.
+        """
+        if request in self._table or self.window is None or len(self._inside) < self.window.requests:
+            return False
+        now = self.clock()
+        if not self.breaker.allows(now) or not self._waits(request, now):
+            return False
+        self._deferred += 1
+        return True
 
     def reached(self, request: str) -> None:
         """Say that the request is kept waiting: its patience begins, unless it has."""
@@ -197,11 +215,11 @@ class Lookups:
             if not look.held:  # A revoke won: what was promised by nobody yet is simply not there.
                 self.drop(ask.request)
                 return 0
-        return look.found
+        return min(look.found, ask.pages)
 
     def _still_valid(self, look: Lookup, session: SchedulerSession, ask: Ask) -> bool:
         """Return whether an earlier question is still the one that is asked now (I5)."""
-        if look.session is not session or not look.ask.same(ask):
+        if look.session is not session or not look.ask.covers(ask):
             return False
         return look.lease is None or look.held or look.lease.alive
 
@@ -222,12 +240,12 @@ class Lookups:
     def _defer(self, request: str) -> int | None:
         """Say "not yet" to a question that is not put, as long as the request's patience lasts."""
         self._deferred += 1
-        return None if self._waits(request) else 0
+        return None if self._waits(request, self.clock()) else 0
 
-    def _waits(self, request: str) -> bool:
+    def _waits(self, request: str, now: float) -> bool:
         """Return whether the request may wait longer."""
         since = self._since.get(request)
-        return since is None or self.clock() - since < self.settings.load_wait_seconds
+        return since is None or now - since < self.settings.load_wait_seconds
 
     def _submit(self, session: SchedulerSession, ask: Ask) -> Lookup:
         now = self.clock()
@@ -251,14 +269,15 @@ class Lookups:
         now = self.clock()
         state = look.query.state
         if state is State.UNANSWERED:
-            if self.wait_us is not None and now - look.counted < self.settings.query_wait_us / 1e6:
+            counted = self.wait_us is not None and now - look.counted < self.settings.query_wait_us / 1e6
+            if counted and self._waits(request, now):
                 return False  # its wait goes on in later passes, which are short
             look.counted = now
             self.stats.count("query_unanswered")
             if self.breaker.allows(now):
                 if self.breaker.unanswered(now):
                     self.stats.count("breaker_opened")
-                elif self._waits(request):
+                elif self._waits(request, now):
                     return False
             self.drop(request)
             look.settled = now
@@ -267,7 +286,7 @@ class Lookups:
             look.heard = state
             self.breaker.answered()
         if not state.final:
-            if self._waits(request):
+            if self._waits(request, now):
                 return False
             # What a request waited for in vain is not asked for again in this life of the lookup.
             look.query.cancel()

@@ -17,7 +17,7 @@ from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.settings import read_file, read_settings
 from orbitkv.errors import ConfigurationError
 from orbitkv.sglang import engine
-from orbitkv.sglang.cache import OrbitKVRadixCache, admit, change_weights
+from orbitkv.sglang.cache import OrbitKVRadixCache, admit, change_weights, check_weights
 from orbitkv.sglang.linker import OrbitKVLinker
 from orbitkv.sglang.metrics import EngineMetrics
 from orbitkv.sglang.rank import RankSide
@@ -34,6 +34,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
     f"{UPDATER}.update_weights_from_distributed": change_weights,
     f"{UPDATER}.update_weights_from_tensor": change_weights,
     f"{UPDATER}.update_weights_from_ipc": change_weights,
+    f"{UPDATER}.check_weights": check_weights,
 }
 
 log = logging.getLogger(LOGGER)
@@ -60,6 +61,7 @@ def create_cache(ctx: Any) -> Any:
     linker = OrbitKVLinker(side, ctx.params.page_size, fence=lambda: None)
     cache.init_cache_linker(linker)
     cache.linker.adapters = bool(get_lora().enable_lora)
+    cache.linker.images = bool(ctx.model_config.is_multimodal)
     pool.register_layer_transfer_counter(linker.layer_done_counter)
     ctx.tp_worker.register_hicache_layer_transfer_counter(linker.layer_done_counter)
     if (labels := engine.metric_labels(ctx)) is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from sglang.srt.managers.schedule_batch import MM_PAD_SHIFT_VALUE
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -28,7 +29,8 @@ class OrbitKVLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     `adapters` says that requests may use LoRA adapters. SGLang makes an adapter's name part of a key and not its
     content, and a node does not say whether its extra key names one: then nothing with an extra key is looked up or
-    published.
+    published. `images` says that requests may carry images, sound or video. SGLang puts 30 bits of their digest into
+    the tokens, which is too little for keys that many processes share and keep: what follows one is left alone.
     """
 
     cache_linker: OrbitKVLinker
@@ -37,6 +39,7 @@ class OrbitKVLinkerWrapper(UnifiedCacheLinkerWrapper):
         super().__init__(cache, cache_linker)
         self.held: set[str] = set()
         self.adapters = False
+        self.images = False
         self._asking = ""
 
     def match(self, key: Any, req: Any, result: Any) -> Any:
@@ -48,15 +51,17 @@ class OrbitKVLinkerWrapper(UnifiedCacheLinkerWrapper):
             # it would be published. This is the engine's own switch against that.
             req.skip_radix_cache_insert = True
             return result
-        if self._left_alone(key):
+        if self._left_alone(key) or (self.images and req.multimodal_inputs is not None):
             return result
         self._asking = req.rid
         return super().match(key, req, result)
 
     def offload_nodes(self, node_ids: Sequence[Any]) -> None:
         """Publish nodes, but for those that are left alone."""
-        core = self.cache.tree_core
-        super().offload_nodes([each for each in node_ids if not self._left_alone(core.node_by_id(each).key)])
+        nodes = {each: self.cache.tree_core.node_by_id(each) for each in node_ids}
+        super().offload_nodes(
+            [each for each, node in nodes.items() if not (self._left_alone(node.key) or self._follows_image(node))]
+        )
 
     def release_request(self, rid: str) -> None:
         """Let go of a request that was aborted while it waited."""
@@ -70,6 +75,14 @@ class OrbitKVLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def _left_alone(self, key: Any) -> bool:
         return self.adapters and key.extra_key is not None
+
+    def _follows_image(self, node: Any) -> bool:
+        """Return whether the node's prefix holds tokens that stand for something else than text."""
+        while self.images and node.parent is not None:
+            if len(node.key) > 0 and max(node.key.token_ids) >= MM_PAD_SHIFT_VALUE:
+                return True
+            node = node.parent
+        return False
 
     def _sync_restorable_prefix(self, restorable: list[int], *, num_pages: int, device_hit_pages: int) -> int:
         """Return the longest prefix that all ranks promise, 0 when one has no answer, and then the request is held."""
@@ -131,7 +144,8 @@ def admit(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwar
     if not isinstance(cache, OrbitKVRadixCache):
         return original(adder, req, *args, **kwargs)
     side = cache.linker.cache_linker.side
-    if cache.holds(req.rid):
+    # SGLang preempts before it asks, and forgets who was preempted when the batch stays empty: then nobody is held.
+    if cache.holds(req.rid) and not adder.preempt_list:
         side.keep_waiting(req.rid)
         return AddReqResult.CONTINUE
     result = original(adder, req, *args, **kwargs)
@@ -145,9 +159,21 @@ def change_weights(original: Callable[..., Any], updater: Any, *args: Any, **kwa
 
     The flush is part of the change unless the caller asked to leave it out. The ranks enter one new epoch.
     """
+    rest_for_weights(updater)
+    return original(updater, *args, **kwargs)
+
+
+def check_weights(original: Callable[..., Any], updater: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    """Check weights, around the engine's updater: one of the checks overwrites them, and is a change."""
+    if request.action == "reset_tensors":
+        rest_for_weights(updater)
+    return original(updater, request, *args, **kwargs)
+
+
+def rest_for_weights(updater: Any) -> None:
+    """Rest until the next flush, in an epoch that the ranks have in common."""
     cache = updater.scheduler.tree_cache
     if isinstance(cache, OrbitKVRadixCache):
         group = updater.tp_cpu_group
         epoch = agreed_number(group, torch.distributed.get_world_size(group)) or 1
         cache.linker.cache_linker.side.rest(epoch)
-    return original(updater, *args, **kwargs)

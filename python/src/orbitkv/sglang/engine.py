@@ -74,6 +74,11 @@ def check_configuration(ctx: Any) -> None:
             "retracted requests go to SGLang's own host pool, which excludes an external cache: "
             "remove --disaggregation-decode-retraction-backup host_pool"
         )
+    if get_disagg().enable_pdmux:
+        raise ConfigurationError(
+            "the forwards of --enable-pdmux run side by side and do not say which restore they wait for: "
+            "remove --enable-pdmux"
+        )
     core = envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND.get()
     if core != "python":
         raise ConfigurationError(
@@ -99,8 +104,7 @@ def refuse_unsupported(ctx: Any) -> None:
         raise ConfigurationError(f"the model's sparse attention (DSA) keeps an index beside its KV: {ELSEWHERE}")
     if ctx.params.mtp_draft_device_pools:
         raise ConfigurationError(
-            "a draft model's KV lies in pools of its own, which are not stored: "
-            "remove --speculative-algorithm, or choose NGRAM"
+            "a draft model's KV lies in pools of its own, which are not stored: remove --speculative-algorithm"
         )
     for reason, value in spreads():
         if value:

@@ -132,6 +132,8 @@ class Loads:
             self._next += 1
             self._batches.append(batch)
             self._waiting.extend(batch)
+        # SGLang's forward of an embedding or reward model does not call `set_consumer`; no other forward comes before.
+        self.consumer_index = layers.index
         self._submit()
         return layers.index
 

@@ -207,11 +207,11 @@ class RankSide:
             # Again, since a link may have exchanged them before the guard was held.
             through = self._through = self._usable()
             self._measure_window()
+        if through is not None and (self.loads.pending(request) or self.lookups.defers(request)):
+            return None
         if through is None or not through.alive:
             self.lookups.drop(request)
             return 0
-        if self.loads.pending(request):
-            return None
         asked = keys if len(keys) <= self._keys_max else keys[: self._keys_max]
         ask = Ask(request, 0, len(asked), lambda: bytes.fromhex("".join(asked)), asked, number)
         return self.lookups.answer(through.session, ask)
@@ -277,13 +277,15 @@ class RankSide:
         log.info("the weights change: nothing is restored or published before the cache is flushed")
 
     def close(self) -> None:
-        """Let every copy end, give everything back and end the links' threads."""
-        self.loads.quiesce()
-        self.offloads.quiesce()
-        self.lookups.drop_all()
-        self._leave_guard()
-        self._scheduler.stop()
-        self._worker.stop()
+        """Let every copy end, give everything back and end the links' threads, after a fault of a copy too."""
+        try:
+            self.loads.quiesce()
+            self.offloads.quiesce()
+        finally:
+            self.lookups.drop_all()
+            self._leave_guard()
+            self._scheduler.stop()
+            self._worker.stop()
 
     def _number(self) -> int:
         return next(self._numbers)

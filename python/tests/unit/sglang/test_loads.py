@@ -223,6 +223,7 @@ def test_a_stale_index_never_waits(rig: LoadRig) -> None:
         rig.loads.wait_until(layer)
     for number in range(SETS_MIN - 1):
         rig.batch(f"r{number}")
+        rig.loads.set_consumer(first)
         rig.loads.wait_until(LAYERS - 1)
         rig.held.arrive_all()
     rig.batch("takes the set of a")
@@ -230,6 +231,13 @@ def test_a_stale_index_never_waits(rig: LoadRig) -> None:
     rig.loads.set_consumer(first)
     rig.loads.wait_until(LAYERS - 1)
     assert not rig.held.restores[0].transfer.layer_ready(0), "nothing of the batch that has the set now has arrived"
+
+
+def test_a_forward_that_names_no_batch_waits_for_the_one_that_was_started_last(rig: LoadRig) -> None:
+    """SGLang's forward of an embedding model calls no `set_consumer`."""
+    rig.loads.set_consumer(-1)
+    index = rig.batch("a")
+    assert rig.loads.consumer_index == index
 
 
 def test_a_set_is_not_reused_before_its_restores_arrived(rig: LoadRig) -> None:

@@ -170,6 +170,26 @@ def test_an_answer_stays_the_same_until_the_pages_change(rig: WindowRig) -> None
     assert not lease.alive
 
 
+def test_a_question_for_the_first_of_the_pages_is_the_same_one(rig: WindowRig) -> None:
+    """SGLang's cache-aware policies ask for a whole prompt, its admission for all but the last token of it."""
+    rig.found("a", 4)
+    for _ in range(5):
+        assert rig.ask("a", 4) == 4
+        assert rig.ask("a", 3) == 3
+        rig.begin()
+    assert len(rig.client.queries) == 1
+    assert rig.ask("a", 5) is None, "more pages are another question"
+    assert len(rig.client.queries) == 2
+
+
+def test_a_fresh_question_has_no_patience_of_its_own(rig: WindowRig) -> None:
+    """Whoever changes its question in each pass is not kept waiting for ever."""
+    rig.lookups.reached("a")
+    rig.begin(PATIENCE_S + 1)
+    rig.pass_ends = rig.clock.now
+    assert rig.ask("a", 4, "another prompt") == 0
+
+
 def test_a_lease_that_nobody_used_for_a_second_is_given_back(rig: WindowRig) -> None:
     lease = rig.found("a")
     rig.begin(LEASE_SECONDS / 2)
