@@ -13,7 +13,7 @@ var foreignFlags = map[string]string{
 	"block-size": "vLLM", "kv-transfer-config": "vLLM", "max-model-len": "vLLM", "model": "vLLM", "num-gpu-blocks-override": "vLLM",
 	"prefix-caching-hash-algo": "vLLM", "tensor-parallel-size": "vLLM",
 	"model-path": "SGLang", "page-size": "SGLang", "radix-cache-backend": "SGLang", "enable-unified-cache-external-linker": "SGLang",
-	"enable-hierarchical-cache": "SGLang", "disable-radix-cache": "SGLang", "tp-size": "SGLang", "lora-paths": "SGLang",
+	"enable-hierarchical-cache": "SGLang", "disable-radix-cache": "SGLang", "tp-size": "SGLang", "lora-paths": "SGLang", "sleep-on-idle": "SGLang",
 	"ipc": "docker", "pid": "docker", "shm-size": "docker", "user": "docker", "volume": "docker",
 	"engine": "demo/run", "keep-logs": "demo/run", "plain": "demo/run", "no-deps": "pip",
 }
