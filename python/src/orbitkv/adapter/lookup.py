@@ -127,18 +127,21 @@ class Lookups:
             self.drop(ask.request)
             return 0
 
-    def defers(self, request: str) -> bool:
-        """Return whether the answer is "not yet" because the window has no place for one more request.
+    def full(self, request: str) -> bool:
+        """Return whether a question about the request is not put, since the window has no place for one more.
 
-        It is what `answer` says after a longer look, for an engine that asks for hundreds of them in each pass.
+        `answer` finds that out too, after a longer look: an engine may ask for hundreds of them in each pass.
         """
-        if request in self._table or self.window is None or len(self._inside) < self.window.requests:
-            return False
+        window = self.window
+        return window is not None and len(self._inside) >= window.requests and request not in self._table
+
+    def defer(self, request: str) -> int | None:
+        """Answer a question that is not put: "not yet" for as long as the request's patience lasts."""
         now = self.clock()
-        if not self.breaker.allows(now) or not self._waits(request, now):
-            return False
+        if not self.breaker.allows(now):
+            return 0
         self._deferred += 1
-        return True
+        return None if self._waits(request, now) else 0
 
     def reached(self, request: str) -> None:
         """Say that the request is kept waiting: its patience begins, unless it has."""
@@ -199,10 +202,10 @@ class Lookups:
             self.drop(ask.request)
             look = None
         if look is None:
+            if not self._has_room(ask):
+                return self.defer(ask.request)
             if not self.breaker.allows(self.clock()):
                 return 0
-            if not self._has_room(ask):
-                return self._defer(ask.request)
             look = self._submit(session, ask)
         elif look.settled is None:
             look.seen = self.clock()
@@ -236,11 +239,6 @@ class Lookups:
         return not inside or (
             len(inside) < self.window.requests and sum(inside.values()) + ask.pages <= self.window.pages
         )
-
-    def _defer(self, request: str) -> int | None:
-        """Say "not yet" to a question that is not put, as long as the request's patience lasts."""
-        self._deferred += 1
-        return None if self._waits(request, self.clock()) else 0
 
     def _waits(self, request: str, now: float) -> bool:
         """Return whether the request may wait longer."""

@@ -207,8 +207,10 @@ class RankSide:
             # Again, since a link may have exchanged them before the guard was held.
             through = self._through = self._usable()
             self._measure_window()
-        if through is not None and (self.loads.pending(request) or self.lookups.defers(request)):
+        if through is not None and self.loads.pending(request):
             return None
+        if through is not None and self.lookups.full(request):
+            return self.lookups.defer(request)
         if through is None or not through.alive:
             self.lookups.drop(request)
             return 0
