@@ -119,6 +119,20 @@ def test_the_window_follows_the_budget_of_the_instance(rig: RankRig) -> None:
     assert rig.lookup("fits", 3) == 3
 
 
+def test_a_request_beyond_the_window_waits_as_long_as_its_patience_lasts(rig: RankRig) -> None:
+    for number in range(WINDOW_REQUESTS):
+        rig.found(f"r{number}", 1)
+    assert rig.lookup("late") is None
+    rig.side.keep_waiting("late")
+    rig.clock.now += rig.side.settings.load_wait_seconds / 2
+    assert rig.lookup("late") is None
+    rig.clock.now += rig.side.settings.load_wait_seconds / 2
+    assert rig.lookup("late") == 0
+    assert [query.request for query in rig.client.queries] == [f"r{number}" for number in range(WINDOW_REQUESTS)]
+    rig.begin()
+    assert rig.side.stats.take()["query_deferred"] == 3
+
+
 def test_a_question_has_at_most_as_many_keys_as_the_manager_takes(rig: RankRig) -> None:
     rig.client.limits = rig.client.limits._replace(operation_keys_max=3)
     rig.client.script = [(State.READY, 3)]
@@ -190,6 +204,28 @@ def test_a_session_is_exchanged_only_after_the_promises_of_the_pass(rig: RankRig
     assert rig.side._scheduler.session.client is cast(object, replaced)
     rig.held.arrive_all()
     assert rig.attachment.told == [("restored", lease.id, True, [(0, 4)])]
+
+
+def test_a_session_that_a_link_exchanged_just_before_is_not_promised_through(
+    rig: RankRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Manager has taken back what the earlier one leased."""
+    earlier, enter = rig.client, rig.side._guard.enter
+
+    def exchanged() -> bool:
+        rig.client = FakeClient(LIFE_1)
+        rig.client.script = [(State.READY, 4)]
+        rig.side._scheduler._session = None
+        rig.open()
+        return enter()
+
+    lease = rig.found("a")
+    rig.begin()
+    monkeypatch.setattr(rig.side._guard, "enter", exchanged)
+    assert lease.alive
+    assert rig.lookup("a") == 4
+    assert [query.request for query in rig.client.queries] == ["a"]
+    assert len(earlier.queries) == 1
 
 
 def test_nothing_is_promised_while_a_link_exchanges(rig: RankRig) -> None:
