@@ -150,7 +150,8 @@ def tp_worker(prefill: str = "torch_native") -> SimpleNamespace:
 def model_config(folder: Path, **changes: Any) -> SimpleNamespace:
     rope = changes.pop("rope", 10000)
     values: dict[str, Any] = {"model_path": str(folder), "revision": None, "dtype": torch.bfloat16}
-    values |= {"quantization": None, "hf_config": SimpleNamespace(to_dict=lambda: {"rope_theta": rope})}
+    values |= {"quantization": None, "is_multimodal": False}
+    values |= {"hf_config": SimpleNamespace(to_dict=lambda: {"rope_theta": rope})}
     return SimpleNamespace(**(values | changes))
 
 
