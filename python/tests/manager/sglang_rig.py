@@ -169,6 +169,21 @@ class Ranks:
 
     # What a test does.
 
+    def breaks(self, which: str, rank: int = 0) -> None:
+        """Break a rank's channel to the Manager, as a connection that is reset would; its link looks at once."""
+        side = self.sides[rank]
+        link = side._scheduler if which == "scheduler" else side._worker
+        session = link.session
+        assert session is not None
+        session.client._channel.close("broken by the test")
+        link.wake()
+
+    def breaks_in_the_pass(self, which: str, rank: int = 0) -> None:
+        """Break a rank's channel after a promise, and return when its link waits for the end of the pass."""
+        waiting = self.sides[rank]._guard._exchanges
+        self.breaks(which, rank)
+        eventually(lambda: self.sides[rank]._guard._exchanges > waiting, "the link waits for the end of the pass")
+
     def wait_usable(self) -> None:
         """Pass until the ranks use the Manager, and publish to it."""
         eventually(lambda: self.begin_pass() and self.begin_pass(), "the ranks use the Manager")

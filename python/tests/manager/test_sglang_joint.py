@@ -13,7 +13,6 @@ from python.tests.manager.sglang_rig import BLOCK_BYTES, LAYERS, Ranks, books, d
 from harness.manager import ManagerProcess, eventually
 from harness.proxy import DelayProxy
 from orbitkv.adapter import breaker as breaker_module
-from orbitkv.sglang.rank import RankSide
 
 WORLD = 2
 DELAY_S = 0.004
@@ -46,13 +45,6 @@ def ranks(manager: ManagerProcess, tmp_path: Path) -> Iterator[Make]:
         each.close()
     for proxy in proxies:
         proxy.close()
-
-
-def breaks(side: RankSide, which: str) -> None:
-    """Break a channel of one rank."""
-    session = (side._scheduler if which == "scheduler" else side._worker).session
-    assert session is not None
-    session.client._channel.close("broken by the test")
 
 
 def test_both_slices_come_back_exactly(manager: ManagerProcess, ranks: Make) -> None:
@@ -95,9 +87,7 @@ def test_a_page_that_one_rank_did_not_store_is_not_there(manager: ManagerProcess
     keys = keys_of("a", 6)
     admitted = engine.admit("a", keys, engine.ask("a", keys))
     engine.forward()
-    session = engine.sides[1]._scheduler.session
-    assert session is not None
-    session.client._channel.close("broken by the test")
+    engine.breaks("scheduler", rank=1)
     engine.compute(admitted)
     engine.settle()
     engine.wait_usable()
@@ -214,7 +204,7 @@ def test_a_rank_that_lost_its_channel_leaves_no_reference_behind(
 ) -> None:
     engine = ranks()
     engine.serve("a", 12)
-    breaks(engine.sides[rank], which)
+    engine.breaks(which, rank)
     found = engine.serve("a", 12)
     assert found in (0, 12)
     engine.wait_usable()
@@ -247,7 +237,7 @@ def test_a_channel_that_breaks_after_the_promise_costs_no_restore(
     engine.serve("a", 12)
     keys = keys_of("a", 12)
     assert engine.ask("again", keys) == 12
-    breaks(engine.sides[rank], which)
+    engine.breaks_in_the_pass(which, rank)
     engine.forward([engine.admit("again", keys, 12)])
     engine.settle()
     engine.wait_usable()

@@ -38,14 +38,6 @@ def stored_pages(manager: ManagerProcess) -> int:
     return int(manager.metric("orbitkv_cache_block_insertions_total"))
 
 
-def breaks(engine: Ranks, side: str) -> None:
-    """Break a channel of the rank, as a connection that is reset would."""
-    link = engine.sides[0]._scheduler if side == "scheduler" else engine.sides[0]._worker
-    session = link.session
-    assert session is not None
-    session.client._channel.close("broken by the test")
-
-
 def promised(engine: Ranks, name: str, pages: int) -> list[str]:
     """Store a prompt, and ask for it until its pages are promised; the pass is open."""
     keys = keys_of(name, pages)
@@ -177,13 +169,13 @@ def test_a_channel_that_breaks_costs_no_promised_restore(
     engine.serve("a", 12)
     keys = promised(engine, "a", 12)
     if when == "promised":
-        breaks(engine, side)
+        engine.breaks_in_the_pass(side)
     admitted = engine.admit("a-again", keys, 12)
     if when == "queued":
-        breaks(engine, side)
+        engine.breaks_in_the_pass(side)
     index = engine.start()
     if when == "copying":
-        breaks(engine, side)
+        engine.breaks(side)
     engine.forward([admitted], index)
     engine.settle()
     engine.wait_usable()
@@ -197,8 +189,8 @@ def test_restores_that_wait_for_their_turn_outlive_a_channel(manager: ManagerPro
     engine = ranks(host_copy_delay_us=10_000)
     names = [f"p{number}" for number in range(IN_FLIGHT_MAX + 4)]
     batch = admitted_at_once(engine, names)
-    breaks(engine, "worker")
-    breaks(engine, "scheduler")
+    engine.breaks_in_the_pass("worker")
+    engine.breaks_in_the_pass("scheduler")
     engine.forward(batch)
     engine.settle()
     engine.wait_usable()
@@ -212,8 +204,8 @@ def test_a_channel_that_breaks_while_a_save_runs_loses_no_page(manager: ManagerP
     admitted = engine.admit("a", keys, engine.ask("a", keys))
     engine.forward()
     engine.compute(admitted)
-    eventually(lambda: engine.begin_pass() and bool(engine.sides[0].offloads._copying), "its copies run")
-    breaks(engine, side)
+    eventually(lambda: engine.begin_pass() and bool(engine.sides[0].offloads._reserves.copies), "its copies run")
+    engine.breaks(side)
     engine.settle()
     engine.wait_usable()
     eventually(lambda: stored_pages(manager) == 12, "the pages that were copied meanwhile are sealed")
@@ -333,7 +325,7 @@ def test_a_channel_that_breaks_in_a_golden_round_trip_leaves_nothing_behind(
 
     attempt = GoldenCheck._copy
     monkeypatch.setattr(GoldenCheck, "_copy", breaking)
-    breaks(engine, "worker")
+    engine.breaks("worker")
     eventually(lambda: bool(broken), "a golden copy ended without its channel")
     engine.wait_usable()
     drained(manager)
