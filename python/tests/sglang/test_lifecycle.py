@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -117,14 +119,20 @@ def test_stop_leaves_no_process(engines: SglangPool, engine: SglangEngine) -> No
 
 
 def test_failure_to_start_names_the_log_and_leaves_no_process() -> None:
-    before = set(every_process())
+    mark = f"refused-{secrets.token_hex(8)}"
+    refused = SglangConfig(arguments=("--no-such-option",), environment=(("TEST_MARK", mark),))
     with pytest.raises(EngineFailure, match="while starting") as caught:
-        SglangEngine.start(SglangConfig(arguments=("--no-such-option",)), LOGS / "sglang-refused.log")
+        SglangEngine.start(refused, LOGS / "sglang-refused.log")
     assert "no-such-option" in str(caught.value)
     assert "sglang-refused.log" in str(caught.value)
-    assert not [pid for pid in set(every_process()) - before if session_members(pid)]
+    assert marked(mark) == []
 
 
-def every_process() -> list[int]:
-    """Return the ids of all processes of the machine."""
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+def marked(mark: str) -> list[int]:
+    """Return the processes of the machine that inherited a variable of that value."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # It has ended meanwhile, or is not a process, or not this user's.
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
