@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -66,6 +67,7 @@ __all__ = [
 
 M = TypeVar("M")
 TIMEOUT_MS = 5000
+CLOSED_SECONDS = 0.1  # how often a wait for arenas looks whether the channel closed
 TOKENS_MAX = 8  # tokens that a resume tries; past it the oldest attempt is forgotten
 
 
@@ -192,9 +194,13 @@ class CacheManagerClient:
     def wait_arenas(self, minimum: int = 1, timeout: float | None = None) -> int:
         """Wait until `minimum` arenas are mapped or `timeout` seconds passed; return how many are.
 
-        The Manager then knows of them and may grant pages in them. ChannelError when it cannot be asked.
+        The Manager then knows of them and may grant pages in them. ChannelError when it cannot be asked. A closed
+        channel ends the wait: it brings none any more.
         """
-        mapped = self._arenas.wait(minimum, self.timeout_ms / 1e3 if timeout is None else timeout)
+        deadline = time.monotonic() + (self.timeout_ms / 1e3 if timeout is None else timeout)
+        mapped = self._arenas.wait(minimum, 0.0)
+        while mapped < minimum and self.alive and (left := deadline - time.monotonic()) > 0:
+            mapped = self._arenas.wait(minimum, min(left, CLOSED_SECONDS))
         if mapped:
             self.ping()  # The answer to `mapped`, which has none of its own.
         return mapped

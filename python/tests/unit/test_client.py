@@ -322,6 +322,13 @@ def test_a_device_that_refuses_an_arena_is_told_to_the_manager(tmp_path: Path, f
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - the count alone
 
 
+def test_a_closed_channel_ends_a_wait_for_arenas(tmp_path: Path) -> None:
+    """A link that waited longer would come back to the next Manager that much later."""
+    with scripted(tmp_path, lambda _: None) as client:
+        assert client.wait_arenas(1, threading.TIMEOUT_MAX) == 0
+        assert not client.alive
+
+
 def test_a_ping_is_answered_without_a_caller(tmp_path: Path) -> None:
     answered = threading.Event()
 
