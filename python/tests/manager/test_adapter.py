@@ -5,6 +5,7 @@ What vLLM does in a step is done here by hand: plan, restore before the forward,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from orbitkv.adapter.attachment import RankPlace
 from orbitkv.adapter.link import Link
 from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import read_settings
-from orbitkv.errors import ConfigurationError, Refused
+from orbitkv.errors import ChannelError, ConfigurationError, Refused
 from orbitkv.timeline import Timeline
 from orbitkv.vllm.plans import Progress, StepPlan, StepReport
 from orbitkv.vllm.scheduler import Geometry, SchedulerSide
@@ -131,7 +132,7 @@ class Replica:
         return content(key, 0 if self.replicated else rank, layer)
 
     def settle(self) -> None:
-        """Step until nothing is pending, as an engine does that has no request."""
+        """Step until nothing is pending, as an engine does that has no request, and the Manager has read what ended."""
 
         def quiet() -> bool:
             self.step([], {})
@@ -139,6 +140,11 @@ class Replica:
 
         eventually(quiet, "the engine may idle")
         assert self.pool.held() == set()
+        for worker in self.workers:
+            # The reports travel on another session than the next question.
+            if (session := worker._link.session) is not None:
+                with contextlib.suppress(ChannelError):
+                    session.client.ping()
 
     def close(self) -> None:
         """End every thread."""
