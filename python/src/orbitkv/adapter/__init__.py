@@ -5,7 +5,7 @@
     attachment.py  the session that copies: arenas, backend, reports of what ended
     lookup.py      queries of waiting requests: what may be promised, and for how long
     copies.py      plans of restores and publishes, submitted and reported
-    publishing.py  bounds of publishing, and granted pages as batches of copies
+    publishing.py  reserves of batches, from the question to the end of the last copy, and their bounds
     golden.py      proof that bytes come back as they went, on the engine's own tensors
     tensors.py     the engine's tensors: layout for the copies, single pages for the golden round trip
     facts.py       facts of a model that name its bytes

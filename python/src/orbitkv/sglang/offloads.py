@@ -19,7 +19,6 @@ completes as failed in its turn. An offer is cut into chunks of one reserve each
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
@@ -32,13 +31,13 @@ import numpy as np
 
 from orbitkv.adapter.attachment import Attachment
 from orbitkv.adapter.copies import Copies
-from orbitkv.adapter.plans import Blocks
-from orbitkv.adapter.publishing import COPY_PAGES, PRESSED_SECONDS, RESERVE_PAGES_MAX, RESERVES_MAX, publish_plans
+from orbitkv.adapter.plans import Blocks, PublishPlan
+from orbitkv.adapter.publishing import COPY_PAGES, PRESSED_SECONDS, RESERVE_PAGES_MAX, OpenReserve, ReserveTable
 from orbitkv.adapter.session import SchedulerSession
 from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
-from orbitkv.client import KEY_BYTES, Grant, Namespace, Reserve
-from orbitkv.errors import OrbitKVError, TransferStalled
+from orbitkv.client import KEY_BYTES, Grant, Namespace
+from orbitkv.errors import TransferStalled
 from orbitkv.transfer import STALL_SECONDS, Gate
 
 OFFERS_MAX = 256  # chunks without an answer; those of later offers fail in their turn
@@ -77,8 +76,7 @@ class Offer:
 class Chunk:
     """Up to RESERVE_PAGES_MAX pages of an offer, and under what they are published.
 
-    `since` is when it was offered and, once it is asked for, when that was; `whole` says whether every page is present
-    or was copied so far; `copies` are the batches that are still read.
+    `since` is when it was offered; `whole` says whether every page is present or was copied so far.
     """
 
     offer: Offer
@@ -90,9 +88,7 @@ class Chunk:
     namespace: Namespace
     since: float
     state: State = State.QUEUED
-    reserve: Reserve | None = None
     whole: bool = True
-    copies: int = 0
 
     @property
     def batches(self) -> int:
@@ -123,7 +119,6 @@ class Offloads:
     ) -> None:
         self.pressed = pressed
         self._copies = copies
-        self._deadline_seconds = settings.call_seconds
         self._stats = stats
         self._number = number
         self._clock = clock
@@ -132,13 +127,11 @@ class Offloads:
         self._offers: deque[Offer] = deque()
         self._results: deque[bool] = deque()
         self._queued: deque[Chunk] = deque()
-        self._asked: list[Chunk] = []
-        self._copying: set[Chunk] = set()
-        self._running = 0  # submitted copies whose end is not settled
-        self._silent = False  # the last reserve was given up unanswered: the next one goes alone, as a probe
-        self._tickets = itertools.count(1)
+        self._reserves: ReserveTable[Chunk] = ReserveTable(
+            settings.call_seconds, stats, lambda chunk: chunk.move(State.FAILED), clock
+        )
         self._changed = threading.Condition()  # guards _ended, which copying threads fill
-        self._ended: list[tuple[Chunk, bool]] = []
+        self._ended: list[tuple[OpenReserve[Chunk], bool]] = []
 
     @property
     def completed(self) -> int:
@@ -170,11 +163,11 @@ class Offloads:
             self.forget()
         else:
             self._session, self._namespace = session, session.namespace
-            self._review(attachment, pressed=bool(self._queued or self._asked) and self.pressed())
+            self._review(attachment, pressed=bool(self._queued or self._reserves.unanswered) and self.pressed())
             self._settle()
             self._ask(session)
         self._advance()
-        self._stats.gauge("pending_save_requests", len(self._asked) + len(self._copying))
+        self._stats.gauge("pending_save_requests", self._reserves.open)
 
     def pop(self) -> bool:
         """Take the oldest result: whether every page is stored or being held by the Manager already."""
@@ -185,10 +178,8 @@ class Offloads:
         self._session = self._namespace = None
         for chunk in self._queued:
             self._skip(chunk)
-        for chunk in self._asked:
-            self._give_up(chunk)
         self._queued.clear()
-        self._asked.clear()
+        self._reserves.give_up()
         self._settle()
         self._advance()
 
@@ -196,18 +187,19 @@ class Offloads:
         """Forget, wait for the copies that run, and drop every offer and result. TransferStalled when one hangs."""
         self.forget()
         # I2: the engine may use every page again after this, so a copy that does not end must end the engine.
-        while self._running:
+        while self._reserves.copies:
             with self._changed:
                 if not self._changed.wait_for(lambda: bool(self._ended), STALL_SECONDS):
                     raise TransferStalled(
-                        f"{self._running} publishes did not end, the next one not in {STALL_SECONDS:g} s"
+                        f"{self._reserves.copies} publishes did not end, the next one not in {STALL_SECONDS:g} s"
                     )
             self._settle()
         self._offers.clear()
         self._results.clear()
 
     def _enqueue(self, offer: Offer, number: int, keys: bytes, pages: Blocks, fence: Gate | None) -> None:
-        if self._session is None or self._namespace is None or len(self._queued) + len(self._asked) >= OFFERS_MAX:
+        waiting = len(self._queued) + len(self._reserves.unanswered)
+        if self._session is None or self._namespace is None or waiting >= OFFERS_MAX:
             offer.stored = False
             self._stats.count("save_skipped", len(pages))
             return
@@ -215,28 +207,15 @@ class Offloads:
         self._queued.append(Chunk(offer, number, keys, pages, fence, self._session, self._namespace, self._clock()))
 
     def _review(self, attachment: Attachment, *, pressed: bool) -> None:
-        """Take answers and submit what was granted; give up what is overdue or not of this session any more."""
+        """Submit what was granted; give up what is overdue or not of this session any more."""
+        for opened, plans in self._reserves.review(self._session, pressed=pressed):
+            self._submit(opened, plans, attachment)
         now = self._clock()
-        patience = PRESSED_SECONDS if pressed else self._deadline_seconds
-        heard = overdue = False
-        asked, self._asked = self._asked, []
-        for chunk in asked:
-            if not self._is_current(chunk):
-                self._give_up(chunk)
-            elif self._answered(chunk):
-                heard = True
-                self._submit(chunk, attachment)
-            elif chunk.state is State.ASKED and now - chunk.since < patience:
-                self._asked.append(chunk)
-            elif chunk.state is State.ASKED:
-                overdue = True
-                self._give_up(chunk)
-        self._silent = (self._silent or overdue) and not heard
         queued, self._queued = self._queued, deque()
         for chunk in queued:
             # A Manager that does not answer, or an engine that lacks pages, must not find pages locked for nothing.
             if (
-                (overdue and not heard)
+                self._reserves.unheard
                 or not self._is_current(chunk)
                 or (pressed and now - chunk.since >= PRESSED_SECONDS)
             ):
@@ -247,101 +226,52 @@ class Offloads:
     def _is_current(self, chunk: Chunk) -> bool:
         return chunk.session is self._session and chunk.namespace == self._namespace
 
-    def _answered(self, chunk: Chunk) -> bool:
-        """Return whether the answer is there; a fault fails the chunk."""
-        assert chunk.reserve is not None
-        try:
-            return chunk.reserve.refresh()
-        except OrbitKVError as fault:
-            self._fail(chunk, fault)
-            return False
-
-    def _submit(self, chunk: Chunk, attachment: Attachment) -> None:
+    def _submit(self, opened: OpenReserve[Chunk], plans: list[PublishPlan], attachment: Attachment) -> None:
         """Copy what was granted. What another operation writes, and what found no room, is tried at the next hit."""
-        reserve, session = chunk.reserve, chunk.session
-        assert reserve is not None
-        chunk.whole = bool(np.isin(reserve.grants, (Grant.GRANTED, Grant.PRESENT)).all())
-        try:
-            plans = publish_plans(reserve, chunk.pages, session.parts, self._tickets)
-        except OrbitKVError as fault:
-            self._fail(chunk, fault)
-            return
+        chunk = opened.batch
+        chunk.whole = bool(np.isin(opened.reserve.grants, (Grant.GRANTED, Grant.PRESENT)).all())
         if not plans:
             chunk.move(State.STORED if chunk.whole else State.FAILED)
             return
-        if not session.own(reserve.reservation):
-            # A later session has named what is written into, and this is not among it: the Manager takes it back.
-            self._give_up(chunk)
-            return
         chunk.move(State.COPYING)
-        chunk.copies = len(plans)
-        self._copying.add(chunk)
-        self._running += len(plans)
-        slices = session.slices
+        slices = chunk.session.slices
         for plan in plans:
-            self._copies.publish(attachment, slices, plan, partial(self._note_end, chunk), chunk.fence)
+            self._copies.publish(attachment, slices, plan, partial(self._note_end, opened), chunk.fence)
 
-    def _note_end(self, chunk: Chunk, ok: bool) -> None:
+    def _note_end(self, opened: OpenReserve[Chunk], ok: bool) -> None:
         """Note that nobody reads a batch of the chunk any more; called by the thread that copied."""
         with self._changed:
-            self._ended.append((chunk, ok))
+            self._ended.append((opened, ok))
             self._changed.notify_all()
 
     def _settle(self) -> None:
         """Finish the chunks whose last copy ended."""
         with self._changed:
             ended, self._ended = self._ended, []
-        self._running -= len(ended)
-        for chunk, ok in ended:
-            chunk.copies -= 1
+        for opened, ok in ended:
+            chunk = opened.batch
             chunk.whole = chunk.whole and ok
-            if chunk.copies == 0:
-                assert chunk.reserve is not None
-                self._copying.remove(chunk)
-                chunk.session.reservations.discard(chunk.reserve.reservation)
+            if self._reserves.ended(opened):
                 chunk.move(State.STORED if chunk.whole else State.FAILED)
 
     def _ask(self, session: SchedulerSession) -> None:
-        while self._queued and session.alive and not self._at_bound(session):
+        while self._queued and self._reserves.may_ask(session) and not self._at_bound():
             chunk = self._queued.popleft()
-            try:
-                chunk.reserve = session.client.reserve(
-                    chunk.namespace, chunk.keys, instance=session.instance, wait_us=0, operation=chunk.number
-                )
-            except OrbitKVError as fault:
-                self._fail(chunk, fault)
-                continue
-            chunk.move(State.ASKED)
-            chunk.since = self._clock()
-            self._asked.append(chunk)
+            if self._reserves.ask(session, chunk.namespace, chunk.keys, chunk.pages, chunk, chunk.number):
+                chunk.move(State.ASKED)
 
-    def _at_bound(self, session: SchedulerSession) -> bool:
-        """Return whether answers or copies must come before more is asked for."""
-        under_way = [*self._asked, *self._copying]
+    def _at_bound(self) -> bool:
+        """Return whether copies must end before more is asked for."""
+        under_way = [opened.batch for opened in (*self._reserves.unanswered, *self._reserves.copying)]
         pages = sum(len(chunk.pages) for chunk in under_way)
         return (
-            len(self._asked) >= (1 if self._silent else RESERVES_MAX)
-            or len(self._asked) + len(session.reservations) >= session.reservations_max
-            or sum(chunk.batches for chunk in under_way) >= COPIES_MAX
+            sum(chunk.batches for chunk in under_way) >= COPIES_MAX
             or pages * self._copies.layout.slice_bytes >= COPYING_BYTES_MAX
         )
 
     def _skip(self, chunk: Chunk) -> None:
         """Fail a chunk that was not asked for."""
         self._stats.count("save_skipped", len(chunk.pages))
-        chunk.move(State.FAILED)
-
-    def _give_up(self, chunk: Chunk) -> None:
-        """Fail a chunk whose answer is of no use any more; the client abandons a grant that still comes."""
-        assert chunk.reserve is not None
-        chunk.reserve.drop()
-        self._stats.count("save_failure", len(chunk.pages))
-        chunk.move(State.FAILED)
-
-    def _fail(self, chunk: Chunk, fault: OrbitKVError) -> None:
-        """Fail a chunk after a fault. A full table of the Manager's is a bound, not a fault of the session."""
-        chunk.session.fail(fault)
-        self._stats.count("save_skipped" if chunk.session.alive else "save_failure", len(chunk.pages))
         chunk.move(State.FAILED)
 
     def _advance(self) -> None:

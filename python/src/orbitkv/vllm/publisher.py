@@ -17,7 +17,6 @@ A batch of blocks moves
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +24,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from orbitkv.adapter.plans import PublishPlan
-from orbitkv.adapter.publishing import COPY_PAGES, PRESSED_SECONDS, RESERVE_PAGES_MAX, RESERVES_MAX, publish_plans
+from orbitkv.adapter.publishing import COPY_PAGES, RESERVE_PAGES_MAX, OpenReserve, ReserveTable
 from orbitkv.adapter.session import SchedulerSession
 from orbitkv.adapter.stats import Stats
-from orbitkv.client import Grant, Reserve
-from orbitkv.errors import OrbitKVError
+from orbitkv.client import Grant
 from orbitkv.vllm.plans import Progress
 from orbitkv.vllm.pool import BlockPool
 
@@ -55,23 +53,18 @@ class Tracked:
 
 @dataclass
 class Batch:
-    """Collected pages: their keys' reserve, block ids and when they were asked for."""
+    """Pages that are held together: page i lies in block `blocks[i]` and has `keys[i]`."""
 
-    session: SchedulerSession
-    reserve: Reserve
-    blocks: list[int]
-    keys: list[bytes]
-    asked: float
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
 
 
 @dataclass
 class Planned:
-    """Blocks that workers read, for a reservation of a session."""
+    """Pages of an open reserve that workers read; `ranks` is how many have read them."""
 
-    blocks: list[int]
-    keys: list[bytes]
-    session: SchedulerSession
-    reservation: int
+    pages: Batch
+    opened: OpenReserve[Batch]
     ranks: int = 0
 
 
@@ -88,16 +81,16 @@ class Publisher:
     pool: BlockPool | None = None
     due: dict[str, int] = field(default_factory=dict)  # request to the computed tokens below which it has nothing new
     _tracked: dict[str, Tracked] = field(default_factory=dict)
-    _blocks: list[int] = field(default_factory=list)
-    _keys: list[bytes] = field(default_factory=list)
+    _collected: Batch = field(default_factory=Batch)
     _busy: set[bytes] = field(default_factory=set)
-    _asked: list[Batch] = field(default_factory=list)
     _planned: dict[int, Planned] = field(default_factory=dict)
     _held: int = 0
     _copying: int = 0  # blocks that workers read
-    _draining: bool = False  # a bound was reached: nothing is collected until copies end
-    _silent: bool = False  # the last reserve was given up unanswered: the next one is a probe of COPY_PAGES pages
-    _tickets: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _draining: bool = False  # nothing is collected until an answer or the end of a copy makes room
+    _reserves: ReserveTable[Batch] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reserves = ReserveTable(self.deadline_seconds, self.stats, self._give_back, self.clock)
 
     @property
     def held(self) -> int:
@@ -164,11 +157,15 @@ class Publisher:
 
     def end_pass(self, session: SchedulerSession | None) -> list[PublishPlan]:
         """Take answers, give up on overdue ones, ask for what was collected; return the plans of this step."""
-        plans = [plan for batch in self._answered(session) for plan in self._plan(batch)]
+        pressed = bool(self._reserves.unanswered) and self._pressed()
+        steps = []
+        for opened, plans in self._reserves.review(session, pressed=pressed):
+            self._plan(opened, plans)
+            steps += plans
         self._ask(session)
-        self._draining = session is not None and self._at_bound(session)
-        self.stats.gauge("pending_save_requests", len(self._asked) + len(self._planned))
-        return plans
+        self._draining = session is not None and not self._may_ask(session)
+        self.stats.gauge("pending_save_requests", self._reserves.open)
+        return steps
 
     def copied(self, ticket: int, ranks: int) -> None:
         """Count ranks that no longer read a batch's blocks; give them back when it was the last one."""
@@ -179,134 +176,78 @@ class Publisher:
         if planned.ranks < self.world:
             return
         del self._planned[ticket]
-        self._copying -= len(planned.blocks)
-        self._give_back(planned.blocks, planned.keys)
-        if all(other.reservation != planned.reservation for other in self._planned.values()):
-            planned.session.reservations.discard(planned.reservation)
+        self._copying -= len(planned.pages.blocks)
+        self._give_back(planned.pages)
+        self._reserves.ended(planned.opened)
 
     def release_unplanned(self) -> None:
         """Give back everything that no worker reads."""
-        self._give_back(self._blocks, self._keys)
-        self._blocks, self._keys = [], []
-        for batch in self._asked:
-            self._give_up(batch)
-        self._asked = []
+        self._give_back(self._take_collected())
+        self._reserves.give_up()
 
     def _take(self, key: bytes, block: int) -> bool:
         """Hold one block; return False at a bound, where the page is taken in a later step or not at all."""
         assert self.pool is not None
         if key in self._busy or block == 0:
             return True
-        if len(self._keys) >= self._pages_max():
+        if len(self._collected.keys) >= self._pages_max():
             return False
         self.pool.touch([self.pool.blocks[block]])
         self._held += 1
         self._busy.add(key)
-        self._blocks.append(block)
-        self._keys.append(key)
+        self._collected.blocks.append(block)
+        self._collected.keys.append(key)
         return True
 
     def _pages_max(self) -> int:
         """Return how many pages may be collected now. A silent or slow Manager must not tie up the engine's blocks."""
         if self._draining:
             return 0
-        if self._asked and (self._silent or self.clock() - self._asked[0].asked >= QUIET_SECONDS):
+        unanswered = self._reserves.unanswered
+        if unanswered and self.clock() - unanswered[0].since >= QUIET_SECONDS:
             return 0
-        return COPY_PAGES if self._silent else RESERVE_PAGES_MAX
+        return COPY_PAGES if self._reserves.silent else RESERVE_PAGES_MAX
 
-    def _give_back(self, blocks: list[int], keys: list[bytes]) -> None:
-        if blocks:
+    def _take_collected(self) -> Batch:
+        collected, self._collected = self._collected, Batch()
+        return collected
+
+    def _give_back(self, batch: Batch) -> None:
+        if batch.blocks:
             assert self.pool is not None
             # The tail goes first, as the engine itself does: a prefix is worth more than what follows it.
-            self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
-            self._held -= len(blocks)
-            self._busy.difference_update(keys)
+            self.pool.free_blocks([self.pool.blocks[block] for block in reversed(batch.blocks)])
+            self._held -= len(batch.blocks)
+            self._busy.difference_update(batch.keys)
 
     def _ask(self, session: SchedulerSession | None) -> None:
-        if not self._keys:
+        if not self._collected.keys:
             return
         if session is None:
             # Nobody to publish to: the pages are recomputed when they are needed again.
-            self.stats.count("save_skipped", len(self._keys))
-            self._give_back(self._blocks, self._keys)
-            self._blocks, self._keys = [], []
-            return
-        if self._at_bound(session):
-            return
-        blocks, keys = self._blocks, self._keys
-        self._blocks, self._keys = [], []
-        try:
-            reserve = session.client.reserve(session.namespace, b"".join(keys), instance=session.instance, wait_us=0)
-        except OrbitKVError as fault:
-            self._fail(session, fault, blocks, keys)
-            return
-        self._asked.append(Batch(session, reserve, blocks, keys, self.clock()))
+            self.stats.count("save_skipped", len(self._collected.keys))
+            self._give_back(self._take_collected())
+        elif self._may_ask(session):
+            batch = self._take_collected()
+            sources = np.array(batch.blocks, dtype=np.int64)
+            self._reserves.ask(session, session.namespace, b"".join(batch.keys), sources, batch)
 
-    def _at_bound(self, session: SchedulerSession) -> bool:
-        """Return whether answers or copies must come before more is asked for."""
+    def _may_ask(self, session: SchedulerSession) -> bool:
+        """Return whether nothing keeps another reserve back. Otherwise answers or copies must come first."""
         assert self.pool is not None
-        return (
-            len(self._asked) >= RESERVES_MAX
-            or len(self._asked) + len(session.reservations) >= session.reservations_max
-            or self._copying * COPYING_SHARE >= len(self.pool.blocks)
-        )
-
-    def _answered(self, session: SchedulerSession | None) -> list[Batch]:
-        """Return the batches whose answer came; give up on those that are overdue or whose session is gone."""
-        now = self.clock()
-        patience = PRESSED_SECONDS if self._asked and self._pressed() else self.deadline_seconds
-        ready, waiting = [], []
-        for batch in self._asked:
-            if batch.session is not session:
-                self._give_up(batch)
-                continue
-            try:
-                batch.reserve.refresh()
-            except OrbitKVError as fault:
-                self._fail(batch.session, fault, batch.blocks, batch.keys)
-                continue
-            if batch.reserve.answered:
-                self._silent = False
-                ready.append(batch)
-            elif now - batch.asked >= patience:
-                self._silent = True
-                self._give_up(batch)
-            else:
-                waiting.append(batch)
-        self._asked = waiting
-        return ready
+        return self._reserves.may_ask(session) and self._copying * COPYING_SHARE < len(self.pool.blocks)
 
     def _pressed(self) -> bool:
         assert self.pool is not None
         return self.pool.get_num_free_blocks() * PRESSED_SHARE < len(self.pool.blocks)
 
-    def _fail(self, session: SchedulerSession, fault: OrbitKVError, blocks: list[int], keys: list[bytes]) -> None:
-        """Give back what cannot be published. A full table of the Manager's is a bound, not a fault of the session."""
-        session.fail(fault)
-        self.stats.count("save_skipped" if session.alive else "save_failure", len(keys))
-        self._give_back(blocks, keys)
-
-    def _give_up(self, batch: Batch) -> None:
-        """Give the sources back although the reserve is unanswered; the client abandons a grant that still comes."""
-        batch.reserve.drop()
-        self._give_back(batch.blocks, batch.keys)
-        self.stats.count("save_failure", len(batch.keys))
-
-    def _plan(self, batch: Batch) -> list[PublishPlan]:
-        """Split the granted pages into batches for the workers; give the others back at once."""
-        reserve = batch.reserve
-        granted = reserve.granted()
-        if len(granted) and not batch.session.own(reserve.reservation):
-            # A later session has named what workers write into, and this is not among it: the Manager takes it back.
-            self._give_up(batch)
-            return []
-        others = np.flatnonzero(reserve.grants != Grant.GRANTED)
-        self._give_back([batch.blocks[i] for i in others], [batch.keys[i] for i in others])
-        if len(granted) == 0:
-            return []
-        plans = publish_plans(reserve, np.array(batch.blocks, dtype=np.int64), batch.session.parts, self._tickets)
+    def _plan(self, opened: OpenReserve[Batch], plans: list[PublishPlan]) -> None:
+        """Note what workers read from now on; give the others back at once."""
+        blocks, keys = opened.batch.blocks, opened.batch.keys
+        others = np.flatnonzero(opened.reserve.grants != Grant.GRANTED)
+        self._give_back(Batch([blocks[i] for i in others], [keys[i] for i in others]))
+        granted = opened.reserve.granted()
         for plan in plans:
-            keys = [batch.keys[i] for i in granted[plan.ordinals]]
-            self._copying += len(plan.blocks)
-            self._planned[plan.ticket] = Planned(plan.blocks.tolist(), keys, batch.session, reserve.reservation)
-        return plans
+            pages = Batch(plan.blocks.tolist(), [keys[i] for i in granted[plan.ordinals]])
+            self._copying += len(pages.blocks)
+            self._planned[plan.ticket] = Planned(pages, opened)

@@ -191,18 +191,18 @@ class Model:
         assert not reading & {page for node in reported for page in node.pages}, "it is reported while it is read"
         assert len(offloads._offers) + offloads.completed == len(self.locked), "each node has one result"
         # Every page is terminal or accounted: an offer counts just its chunks that are in a list.
-        chunks = [*offloads._queued, *offloads._asked, *offloads._copying]
+        table = offloads._reserves
+        chunks = [*offloads._queued, *(opened.batch for opened in (*table.unanswered, *table.copying))]
         counted = Counter(id(chunk.offer) for chunk in chunks)
         assert all(offer.unfinished == counted[id(offer)] for offer in offloads._offers)
         assert {id(offer) for offer in offloads._offers} >= set(counted)
-        assert reading <= {page for chunk in offloads._copying for page in chunk.pages.tolist()}
-        assert all(
-            chunk.reserve is not None and chunk.reserve.reservation in chunk.session.reservations
-            for chunk in offloads._copying
-        ), "a later session would not claim what is written into"
-        assert offloads._running == len(rig.held.jobs) + len(offloads._ended)
-        assert len(offloads._queued) + len(offloads._asked) <= OFFERS_MAX
-        assert len(offloads._asked) <= RESERVES_MAX
+        assert reading <= {page for opened in table.copying for page in opened.sources.tolist()}
+        assert all(opened.reserve.reservation in opened.session.reservations for opened in table.copying), (
+            "a later session would not claim what is written into"
+        )
+        assert table.copies == len(rig.held.jobs) + len(offloads._ended)
+        assert len(offloads._queued) + len(table.unanswered) <= OFFERS_MAX
+        assert len(table.unanswered) <= RESERVES_MAX
         for client in self.clients:
             numbers = [reserve.operation or 0 for reserve in client.reserves]
             assert all(a < b for a, b in pairwise(numbers)), "a rank's reserves rise"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from python.tests.unit.vllm.conftest import PAGE, Rig, make_rig
 
-from harness.fakes import FakeClient, keys_of
+from harness.fakes import FakeClient, FakeReserve, keys_of
+from orbitkv.adapter.plans import Locations
 from orbitkv.adapter.publishing import COPY_PAGES, RESERVES_MAX
 from orbitkv.client import Grant, State, Status
 from orbitkv.errors import ProtocolError
@@ -385,6 +386,41 @@ def test_nothing_is_written_into_a_reservation_that_a_later_session_did_not_clai
     rig.client.reserves[0].answer([Grant.GRANTED] * 7)
     assert rig.step("a", 1002, 1001).publishes == []
     assert all(rig.pool.blocks[block].ref_cnt == 1 for block in blocks)
+    assert session.reservations == set()
+
+
+def test_an_answer_without_sense_gives_the_blocks_back_and_the_engine_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I10. Fails when the fault leaves the pass, which would end the engine."""
+
+    def locations(_reserve: FakeReserve, _part: int = 0) -> Locations:
+        raise ProtocolError("broken by the test")
+
+    blocks = admit_cold(rig)
+    rig.step("a", 1001, 1000)
+    monkeypatch.setattr(FakeReserve, "locations", locations)
+    rig.client.reserves[0].answer([Grant.GRANTED] * 7)
+    assert rig.step("a", 1002, 1001).publishes == []
+    assert all(rig.pool.blocks[block].ref_cnt == 1 for block in blocks)
+    assert rig.link.session is None, "the session ends"
+
+
+def test_a_publish_is_pending_until_its_last_batch_is_copied() -> None:
+    rig = make_rig(blocks=400)
+    pages = COPY_PAGES + 1
+    admit_cold(rig, tokens=pages * PAGE)
+    rig.step("a", pages * PAGE + 1, pages * PAGE)
+    rig.client.reserves[0].answer([Grant.GRANTED] * pages)
+    first, second = rig.step("a", pages * PAGE + 2, pages * PAGE + 1).publishes
+    assert rig.side.stats.take()["pending_save_requests"] == 1, "it is one, however many batches it is copied in"
+    session = rig.link.session
+    assert session is not None
+    for ticket, pending in ((first.ticket, 1), (second.ticket, 0)):
+        assert session.reservations == {1}
+        rig.side.take_report(StepReport({ticket: 1}))
+        rig.step("nobody", 1, 0)
+        assert rig.side.stats.take()["pending_save_requests"] == pending
     assert session.reservations == set()
 
 
