@@ -26,5 +26,7 @@ def rig(orbitkv_binary: Path, tmp_path_factory: pytest.TempPathFactory, engines:
     """Return an engine, a Manager and a gate in the engine's copying threads, shared by all tests with OrbitKV."""
     rig = SglangRig(orbitkv_binary, tmp_path_factory.mktemp("rig"), engines)
     yield rig
-    engines.close()
-    rig.close()
+    try:
+        engines.close()
+    finally:
+        rig.close()
