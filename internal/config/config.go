@@ -203,13 +203,24 @@ func absolute(path string) string {
 // toolVariables are names of ours that the programs of the checkout read, and that are no keys.
 var toolVariables = []string{"ORBITKV_CACHE"}
 
+// Variables lists every variable that some program of ours reads, in order.
+func Variables() []string {
+	names := slices.Clone(toolVariables)
+	for _, k := range Keys {
+		if k.Environment != "" {
+			names = append(names, k.Environment)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // UnknownVariables lists, in order, the variables of an environment ("NAME=value" each) that look like ours and are not: nothing reads them, and
 // a misspelt one would be missed silently.
 func UnknownVariables(environ []string) (unknown []string) {
 	for _, entry := range environ {
 		name, _, _ := strings.Cut(entry, "=")
-		known := slices.Contains(toolVariables, name) || slices.ContainsFunc(Keys, func(k Key) bool { return k.Environment == name })
-		if strings.HasPrefix(name, "ORBITKV_") && !known {
+		if strings.HasPrefix(name, "ORBITKV_") && !slices.Contains(Variables(), name) {
 			unknown = append(unknown, name)
 		}
 	}

@@ -112,6 +112,10 @@ KEYS: Final = (
 		}
 		fmt.Fprintf(&b, "    Key(%q, %q, %s, %q, %d, %d),\n", k.Connector, k.Environment, value, k.Unit, k.Least, k.Most)
 	}
+	b.WriteString(")\n\n#: every variable of the product: of the Manager and of the tools too\nVARIABLES: Final = (\n")
+	for _, name := range config.Variables() {
+		fmt.Fprintf(&b, "    %q,\n", name)
+	}
 	b.WriteString(")\n")
 	return b.String()
 }

@@ -23,7 +23,6 @@ from orbitkv.errors import ConfigurationError
 PREFIX = "orbitkv."
 CONFIG_FILE = "ORBITKV_CONFIG"
 TABLE = {key.connector: key for key in _config.KEYS if key.connector}
-VARIABLES = [key.environment for key in _config.KEYS]
 ALIKE = 0.85  # of two names, from which on one is taken for a misspelling of the other
 
 log = logging.getLogger(LOGGER)
@@ -82,11 +81,11 @@ def refuse_unknown(extra: Mapping[str, Any], ours: Callable[[str], bool]) -> Non
 
 
 def warn_of_misspelt(environment: Mapping[str, str]) -> None:
-    """Warn of variables that nothing reads and that look like one of ours: they would be missed in silence."""
+    """Warn of variables that look like ours and that nothing reads: they would be missed in silence."""
     for name in sorted(environment):
-        if name.startswith("ORBITKV_") and name not in VARIABLES:
-            for meant in difflib.get_close_matches(name, VARIABLES, 1, ALIKE):
-                log.warning("nothing reads %s; did you mean %s?", name, meant)
+        if name.startswith("ORBITKV_") and name not in _config.VARIABLES:
+            near = difflib.get_close_matches(name, _config.VARIABLES, 1, ALIKE)
+            log.warning("nothing reads %s%s", name, f"; did you mean {near[0]}?" if near else "")
 
 
 def read_settings(extra: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
@@ -97,7 +96,10 @@ def read_settings(extra: Mapping[str, Any], environment: Mapping[str, str] | Non
 
     def text(name: str) -> str:
         key = TABLE[PREFIX + name]
-        return str(extra.get(key.connector, values.get(key.environment, key.default or "")))
+        value = extra.get(key.connector, values.get(key.environment, key.default or ""))
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise ConfigurationError(f"{key.connector} is {value!r}; it must be text or a whole number")
+        return str(value)
 
     def number(name: str) -> int:
         key = TABLE[PREFIX + name]

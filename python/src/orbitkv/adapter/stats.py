@@ -46,7 +46,7 @@ HELP = {
     "load_bytes": "Bytes that restores copied into engine blocks, over all ranks.",
     "save_success": "Pages that ranks copied out, counted by each rank.",
     "save_failure": "Pages whose publish failed or was given up.",
-    "save_skipped": "Pages that were not published because a bound was reached or no Manager was there.",
+    "save_skipped": "Pages that were not published because of a bound or an absent Manager, each time they came.",
     "save_bytes": "Bytes that publishes copied out of engine blocks, over all ranks.",
     "query_unanswered": "Waits for a query's answer that passed without one.",
     "query_deferred": "Questions that were not put, since the window of leases was full.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_context, get_lora
 
 from orbitkv.adapter.logs import LOGGER
-from orbitkv.adapter.settings import read_file, read_settings
+from orbitkv.adapter.settings import CONFIG_FILE, Settings, read_file, read_settings
 from orbitkv.errors import ConfigurationError
 from orbitkv.sglang import engine
 from orbitkv.sglang.cache import OrbitKVRadixCache, admit, change_weights, check_weights
@@ -42,12 +43,13 @@ log = logging.getLogger(LOGGER)
 
 def create_cache(ctx: Any) -> Any:
     """Return the radix cache of this process. ConfigurationError says why there can be none, and what to change."""
-    settings = read_settings(read_file())
+    settings = engine_settings()
     if reason := engine.left_alone():
         log.warning("OrbitKV gives this engine no external hits: %s", reason)
         return create_native(ctx)
     engine.check_configuration(ctx)
     engine.refuse_unsupported(ctx)
+    engine.prepare_hash()
     pool = engine.pool_of(ctx)
     tensors = engine_tensors(pool)
     facts = engine.namespace_facts(ctx, tensors)
@@ -73,6 +75,17 @@ def available_share(cache: Any) -> float:
     """Return the share of the pool's tokens that the engine could still allocate, by eviction too."""
     allocator = cache.token_to_kv_pool_allocator
     return float(allocator.available_size() + cache.evictable_size()) / float(allocator.size)
+
+
+def engine_settings() -> Settings:
+    """Return the settings of the file that ORBITKV_CONFIG names and of the environment. ConfigurationError names it."""
+    values = read_file()
+    try:
+        return read_settings(values)
+    except ConfigurationError as fault:
+        if not values:
+            raise
+        raise ConfigurationError(f"{CONFIG_FILE} names {os.environ[CONFIG_FILE]}: {fault}") from fault
 
 
 def create_native(ctx: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import sglang
 import torch
 from sglang.srt.environ import envs
+from sglang.srt.mem_cache.utils import get_hash_str
 from sglang.srt.runtime_context import (
     get_device,
     get_disagg,
@@ -90,6 +91,20 @@ def check_configuration(ctx: Any) -> None:
             "KV pools that share or reorder their memory are not supported: "
             "remove --enable-hisparse, --enable-unified-memory and --enable-page-major-kv-layout"
         )
+
+
+def prepare_hash() -> None:
+    """Compile SGLang's page hash, or find it compiled. ConfigurationError when it cannot be.
+
+    SGLang compiles it in the scheduler's first look-up, which would hold up every request, or end the engine.
+    """
+    try:
+        get_hash_str([0], page_size=1)
+    except (RuntimeError, ImportError, OSError) as fault:
+        raise ConfigurationError(
+            f"SGLang's page hash cannot be compiled ({fault}: {fault.__cause__}): install g++, ninja and the headers "
+            "of OpenSSL (libssl-dev), and see that TORCH_EXTENSIONS_DIR, or ~/.cache/torch_extensions, can be written"
+        ) from fault
 
 
 def refuse_unsupported(ctx: Any) -> None:

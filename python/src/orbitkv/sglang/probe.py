@@ -44,6 +44,7 @@ SYMBOLS = (
     "sglang.srt.managers.schedule_policy:PrefillAdder.add_one_req",
     "sglang.srt.managers.schedule_policy:AddReqResult.CONTINUE",
     "sglang.srt.managers.schedule_batch:MM_PAD_SHIFT_VALUE",
+    "sglang.srt.mem_cache.utils:get_hash_str",
     f"{UPDATER}.update_weights_from_disk",
     f"{UPDATER}.update_weights_from_distributed",
     f"{UPDATER}.update_weights_from_tensor",
@@ -56,7 +57,7 @@ SYMBOLS = (
         f"{CONTEXT}:get_{group}"
         for group in ("context", "disagg", "lora", "memory", "model", "observability", "parallel")
     ),
-    *(f"{CONTEXT}:get_{group}" for group in ("device", "lora", "serving", "spec")),
+    *(f"{CONTEXT}:get_{group}" for group in ("device", "serving", "spec")),
 )
 
 # What SGLang asks of a linker. A release that asks for more has loads or saves that would never end.

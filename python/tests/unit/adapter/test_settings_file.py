@@ -49,5 +49,15 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_variable_is_named_with_what_was_meant(caplog: pytest.LogCaptureFixture) -> None:
-    read_settings({}, {"ORBITKV_SOCKT": "/x", "ORBITKV_POOL_SIZE": "1gib", "ORBITKV_TIMEOUT_MS": "100"})
-    assert caplog.messages == ["OrbitKV: nothing reads ORBITKV_SOCKT; did you mean ORBITKV_SOCKET?"]
+    wrong = {"ORBITKV_SOCKT": "/x", "ORBITKV_SCOPE": "y"}
+    read_settings({}, wrong | {"ORBITKV_POOL_SIZE": "1gib", "ORBITKV_CACHE": "/z", "ORBITKV_TIMEOUT_MS": "100"})
+    assert caplog.messages == [
+        "OrbitKV: nothing reads ORBITKV_SCOPE",
+        "OrbitKV: nothing reads ORBITKV_SOCKT; did you mean ORBITKV_SOCKET?",
+    ]
+
+
+@pytest.mark.parametrize("value", [["/a"], None, True, 1.5, {}])
+def test_a_value_that_is_neither_text_nor_a_whole_number_is_refused(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="must be text or a whole number"):
+        read_settings({"orbitkv.socket": value}, {})
