@@ -156,6 +156,9 @@ func (c *Cache) skip(op *operation, rank int) {
 		return
 	}
 	if op.lease == nil {
+		if op.asked.has(rank) {
+			op.left |= ^op.asked // as when it gives up: the ranks' common answer is decided
+		}
 		op.left.add(rank)
 		c.endIfLeft(op)
 		return

@@ -92,9 +92,14 @@ func (c *Cache) keepAnswer(s *session, inst *instance, q Reserve, got Reserved, 
 			r.answer = a
 		}
 	}
-	for len(j.answers) > JointAnswersMax || c.answersBytes > answersBytesMax && len(j.answers) > 0 {
+	for len(j.answers) > JointAnswersMax {
 		c.counters.jointDropped++
 		c.dropAnswer(inst, j.answers[0])
+	}
+	for c.answersBytes > answersBytesMax {
+		most := c.keepsMost()
+		c.counters.jointDropped++
+		c.dropAnswer(most, most.joint.answers[0])
 	}
 	c.passReserve(inst, rank, q.Operation)
 }
@@ -178,4 +183,22 @@ func (c *Cache) dropAnswer(inst *instance, a *answer) {
 // handsOut says whether a session schedules for one rank and so hands out that rank's slices of a reservation, which is nil when it has ended.
 func (s *session) handsOut(r *reservation) bool {
 	return s.joint.instance != nil && (r == nil || r.joint && slices.Contains(r.owners, s))
+}
+
+// keepsMost is the instance whose kept answers hold the most grants: past the bound of all together it gives up, not the one that asks.
+func (c *Cache) keepsMost() (most *instance) {
+	held := 0
+	for _, inst := range inOrder(c.instances) {
+		if inst.joint == nil {
+			continue
+		}
+		bytes := 0
+		for _, a := range inst.joint.answers {
+			bytes += len(a.grants) * grantRunBytes
+		}
+		if bytes > held {
+			most, held = inst, bytes
+		}
+	}
+	return most
 }

@@ -64,6 +64,9 @@ func (c *Cache) endReported(kind string, id SessionID, reservationID uint64, ran
 	if err != nil {
 		return err
 	}
+	if r.answer != nil && r.answer.open.has(storage) {
+		return c.violation(kind, wire.StatusUnknown, "%s names reservation %#x, whose slices rank %d has not been handed: its scheduler has not asked for them", kind, reservationID, rank)
+	}
 	if !late {
 		if err := c.mustBeReserved(kind, r, storage, ranges); err != nil {
 			return err
