@@ -12,7 +12,8 @@ from python.tests.manager.sglang_rig import BLOCK_BYTES, LAYERS, Admitted, Ranks
 from harness.manager import ManagerProcess, eventually
 from orbitkv._channel import Channel
 from orbitkv.adapter.golden import GoldenCheck, GoldenResult
-from orbitkv.errors import ConfigurationError
+from orbitkv.client import CacheManagerClient, Namespace
+from orbitkv.errors import CallTimeout, ConfigurationError
 from orbitkv.sglang.loads import IN_FLIGHT_MAX
 from orbitkv.transfer import Publish, Restore, Transfer
 
@@ -327,6 +328,27 @@ def test_a_channel_that_breaks_in_a_golden_round_trip_leaves_nothing_behind(
     monkeypatch.setattr(GoldenCheck, "_copy", breaking)
     engine.breaks("worker")
     eventually(lambda: bool(broken), "a golden copy ended without its channel")
+    engine.wait_usable()
+    drained(manager)
+
+
+def test_a_private_namespace_whose_answer_never_came_is_in_no_later_ones_way(
+    manager: ManagerProcess, ranks: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[int] = []
+    engine = ranks()
+    attempt = CacheManagerClient.open_private
+
+    def open_late(client: CacheManagerClient, size: int) -> Namespace:
+        namespace = attempt(client, size)
+        if not late:
+            late.append(size)
+            raise CallTimeout("not answered in time, by the test")
+        return namespace
+
+    monkeypatch.setattr(CacheManagerClient, "open_private", open_late)
+    engine.breaks("worker")
+    eventually(lambda: bool(late), "a private namespace was opened and its answer missed")
     engine.wait_usable()
     drained(manager)
 
