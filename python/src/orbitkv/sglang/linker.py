@@ -109,6 +109,6 @@ def pages_of(slots: Blocks, page_size: int, keys: Sequence[str]) -> Blocks:
     if len(slots) != len(keys) * page_size:
         raise EngineFault(f"SGLang gave {len(slots)} token slots for {len(keys)} pages of {page_size}")
     rows = slots.reshape(-1, page_size)
-    if (rows[:, 0] % page_size).any() or (rows[:, -1] - rows[:, 0] != page_size - 1).any():
+    if (rows[:, 0] % page_size).any() or (rows != rows[:, :1] + np.arange(page_size)).any():
         raise EngineFault(f"SGLang gave token slots that are no whole pages of {page_size}")
     return np.ascontiguousarray(rows[:, 0] // page_size)

@@ -235,7 +235,7 @@ class RankSide:
         look = self.lookups.take(request)
         attachment = self._worker.session_of(look.session.incarnation) if look is not None else None
         places = places_of(keys, look.ask.names[: look.found]) if look is not None else None
-        if look is None or look.lease is None or attachment is None or places is None:
+        if look is None or look.lease is None or not look.held or attachment is None or places is None:
             raise EngineFault(
                 f"SGLang restores {len(keys)} pages of request {request} that were not promised in this pass, so this "
                 "release of it does not fit the adapter. Start it without --radix-cache-backend orbitkv"
