@@ -43,6 +43,36 @@ type jointSeat struct {
 	rank     int
 }
 
+// content is what the ranks must say alike of an operation of one number.
+type content struct {
+	revision  uint32
+	request   string // of a query
+	namespace *namespace
+	group     uint16
+	digest    uint64 // of the keys
+}
+
+// agreeOn compares what a rank says now with what the rank that asked first said. The error names the first field that differs.
+func (inst *instance) agreeOn(kind string, number uint64, rank int, first, now content) error {
+	field := ""
+	switch {
+	case first.revision != now.revision:
+		field = "revision"
+	case first.request != now.request:
+		field = "request"
+	case first.namespace != now.namespace:
+		field = "namespace"
+	case first.group != now.group:
+		field = "group"
+	case first.digest != now.digest:
+		field = "list of keys"
+	default:
+		return nil
+	}
+	return wire.Errorf(wire.StatusConflict, "%s %d of instance %q has another %s on rank %d than on the rank that asked first; every rank must take its numbers from the same order of calls",
+		kind, number, inst.id, field, rank)
+}
+
 // scheduled says whether any session schedules the instance.
 func (inst *instance) scheduled() bool { return inst.scheduler != nil || inst.joint != nil }
 

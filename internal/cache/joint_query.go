@@ -10,9 +10,9 @@ import (
 func (c *Cache) askJointly(s *session, inst *instance, q Query, digest uint64) (Result, error) {
 	j, rank := inst.joint, s.joint.rank
 	if op := j.operations[q.Operation]; op != nil {
-		if field := op.differs(inst, q, digest); field != "" {
-			return Result{}, wire.Errorf(wire.StatusConflict, "query %d of instance %q has another %s on rank %d than on the rank that asked first; every rank must take its numbers from the same order of calls",
-				q.Operation, inst.id, field, rank)
+		now := content{q.Revision, q.Request, inst.namespace, q.Group, digest}
+		if err := inst.agreeOn("query", q.Operation, rank, op.content(), now); err != nil {
+			return Result{}, err
 		}
 		c.pass(inst, rank, q.Operation)
 		return c.join(op, s), nil
@@ -40,21 +40,9 @@ func (c *Cache) askJointly(s *session, inst *instance, q Query, digest uint64) (
 	return c.answer(op, rank), nil
 }
 
-// differs names the field in which a rank's query is not the one that was asked first.
-func (op *operation) differs(inst *instance, q Query, digest uint64) string {
-	switch {
-	case op.revision != q.Revision:
-		return "revision"
-	case op.request != q.Request:
-		return "request"
-	case op.namespace != inst.namespace:
-		return "namespace"
-	case op.group != q.Group:
-		return "group"
-	case op.digest != digest:
-		return "list of keys"
-	}
-	return ""
+// content is what the rank that asked first put into a query.
+func (op *operation) content() content {
+	return content{op.revision, op.request, op.namespace, op.group, op.digest}
 }
 
 // pass remembers that a rank has come to a number: it skipped every older query that it did not ask for.

@@ -9,10 +9,7 @@ import (
 // answer is what a reserve of one number was answered, kept until every storage rank asked for it or skipped it. The reservation outlives it.
 type answer struct {
 	number      uint64
-	revision    uint32
-	namespace   *namespace
-	group       uint16
-	digest      uint64 // of the keys
+	content     content
 	pages       uint32
 	grants      []wire.GrantRun
 	reservation *reservation // nil when nothing was granted
@@ -38,29 +35,14 @@ func (c *Cache) findAnswer(s *session, inst *instance, q Reserve) (*answer, erro
 		return nil, nil
 	}
 	a := inst.joint.answers[at]
-	if field := a.differs(inst, q); field != "" {
-		return nil, wire.Errorf(wire.StatusConflict, "reserve %d of instance %q has another %s on rank %d than on the rank that asked first; every rank must take its numbers from the same order of calls",
-			q.Operation, inst.id, field, rank)
+	now := content{revision: q.Revision, namespace: inst.namespace, group: q.Group, digest: digestOf(q.Keys)}
+	if err := inst.agreeOn("reserve", q.Operation, rank, a.content, now); err != nil {
+		return nil, err
 	}
 	if !a.open.has(storage) {
 		return nil, wire.Errorf(wire.StatusStale, "reserve %d of rank %d was answered or skipped; use a new operation", q.Operation, rank)
 	}
 	return a, nil
-}
-
-// differs names the field in which a rank's reserve is not the one that was asked first.
-func (a *answer) differs(inst *instance, q Reserve) string {
-	switch {
-	case a.revision != q.Revision:
-		return "revision"
-	case a.namespace != inst.namespace:
-		return "namespace"
-	case a.group != q.Group:
-		return "group"
-	case a.digest != digestOf(q.Keys):
-		return "list of keys"
-	}
-	return ""
 }
 
 // skippedBySome says whether a rank that writes has passed a reserve without asking for it, or is disconnected and will not ask: its slices would
@@ -77,7 +59,7 @@ func (inst *instance) skippedBySome(number uint64) bool {
 func (c *Cache) keepAnswer(s *session, inst *instance, q Reserve, got Reserved, r *reservation) {
 	j, rank := inst.joint, s.joint.rank
 	a := &answer{
-		number: q.Operation, revision: q.Revision, namespace: inst.namespace, group: q.Group, digest: digestOf(q.Keys),
+		number: q.Operation, content: content{revision: q.Revision, namespace: inst.namespace, group: q.Group, digest: digestOf(q.Keys)},
 		pages: got.Pages, grants: got.Grants, reservation: r,
 	}
 	for storage, other := range inst.geometry.storage {
@@ -108,7 +90,7 @@ func (c *Cache) keepAnswer(s *session, inst *instance, q Reserve, got Reserved, 
 func (c *Cache) joinReserve(a *answer, s *session) Reserved {
 	inst, r := s.joint.instance, a.reservation
 	storage := inst.geometry.storageIndex(s.joint.rank)
-	got := Reserved{Operation: a.number, Revision: a.revision, Pages: a.pages, Grants: a.grants}
+	got := Reserved{Operation: a.number, Revision: a.content.revision, Pages: a.pages, Grants: a.grants}
 	if r != nil {
 		r.own(storage, s)
 		got.Reservation = r.id

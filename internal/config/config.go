@@ -218,9 +218,10 @@ func Variables() []string {
 // UnknownVariables lists, in order, the variables of an environment ("NAME=value" each) that look like ours and are not: nothing reads them, and
 // a misspelt one would be missed silently.
 func UnknownVariables(environ []string) (unknown []string) {
+	known := Variables()
 	for _, entry := range environ {
 		name, _, _ := strings.Cut(entry, "=")
-		if strings.HasPrefix(name, "ORBITKV_") && !slices.Contains(Variables(), name) {
+		if strings.HasPrefix(name, "ORBITKV_") && !slices.Contains(known, name) {
 			unknown = append(unknown, name)
 		}
 	}
