@@ -19,9 +19,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from orbitkv.sglang.engine import agreed_number
 from orbitkv.sglang.linker import OrbitKVLinker
 
-LIFE_BITS = (
-    31  # of a life of the Manager in the ranks' vote; two lives that share them are told apart by their sessions
-)
+LIFE_BITS = 31  # of a life of the Manager in the ranks' vote; lives that share them are told apart by their sessions
 
 
 class OrbitKVLinkerWrapper(UnifiedCacheLinkerWrapper):
@@ -175,5 +173,5 @@ def rest_for_weights(updater: Any) -> None:
     cache = updater.scheduler.tree_cache
     if isinstance(cache, OrbitKVRadixCache):
         group = updater.tp_cpu_group
-        epoch = agreed_number(group, torch.distributed.get_world_size(group)) or 1
+        epoch = agreed_number(group, torch.distributed.get_world_size(group))
         cache.linker.cache_linker.side.rest(epoch)

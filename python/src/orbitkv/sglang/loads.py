@@ -31,7 +31,7 @@ from orbitkv.adapter.attachment import Attachment
 from orbitkv.adapter.copies import Copies
 from orbitkv.adapter.plans import Blocks, RestorePlan
 from orbitkv.adapter.session import SchedulerSession
-from orbitkv.client import Lease
+from orbitkv.client import Lease, ranges_of
 from orbitkv.errors import EngineFault, OrbitKVError
 from orbitkv.timeline import Stage, Timeline
 from orbitkv.transfer import STALL_SECONDS, Restore, Transfer
@@ -205,12 +205,12 @@ class Loads:
     def _begin(self, load: Load) -> None:
         """Write the begin, before any copy is submitted; also for a channel that is closed (see the module's text)."""
         pages = int(load.places[-1]) + 1
-        ranges = runs_of(load.places)
+        ranges = tuple(ranges_of(load.places))
         locations = tuple(load.lease.locations(part)[load.places] for part in range(load.session.parts))
         load.lease.begin(pages, closed_ok=True)
         load.plan = RestorePlan(load.request, load.lease.id, load.pages, locations, ranges)
         load.state = LoadState.BEGUN
-        rest = runs_of(np.setdiff1d(np.arange(pages), load.places))
+        rest = ranges_of(np.setdiff1d(np.arange(pages), load.places))
         if rest:
             # The device has these meanwhile: nobody copies them, and their part of the lease ends here.
             load.attachment.restored(load.lease.id, False, rest)
@@ -306,11 +306,3 @@ def fault_text(load: Load, reason: str) -> str:
         "has them in its tree: their content is unknown, so the engine must end. Restart it, and report the log lines "
         "before this one"
     )
-
-
-def runs_of(places: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Return increasing ordinals as (first, count) runs."""
-    if len(places) == 0:
-        return ()
-    edges = np.flatnonzero(np.diff(places) != 1) + 1
-    return tuple((int(run[0]), len(run)) for run in np.split(places, edges))

@@ -153,11 +153,6 @@ class RankSide:
         )
         self._worker: Link[ProvenAttachment] = Link(f"rank {place.rank}", self._connect_worker, exchange=self._exchange)
 
-    @property
-    def world(self) -> int:
-        """Return how many ranks the instance has."""
-        return self._place.world
-
     def begin(self) -> None:
         """Connect, attach and prove the tensors while every page is spare. ConfigurationError on other bytes."""
         refuse_mismatch(self._copies.prove_alone(1, 2))  # page 0 is the pool's padding

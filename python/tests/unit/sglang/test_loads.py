@@ -10,8 +10,9 @@ import pytest
 from python.tests.unit.sglang.rank_rig import BLOCK_BYTES, LAYERS, HeldCopies, LoadRig
 
 from harness.fakes import PAGE_BYTES, FakeManager
+from orbitkv.client import ranges_of
 from orbitkv.errors import EngineFault, LeaseLost
-from orbitkv.sglang.loads import IN_FLIGHT_MAX, SETS_MIN, LoadState, runs_of
+from orbitkv.sglang.loads import IN_FLIGHT_MAX, SETS_MIN, LoadState
 from orbitkv.transfer import HostBackend, Transfer
 
 WAIT_SECONDS = 60.0
@@ -103,7 +104,7 @@ def test_pages_that_the_device_has_meanwhile_are_reported_and_not_copied(rig: Lo
     [([], ()), ([0], ((0, 1),)), ([0, 1, 2], ((0, 3),)), ([3, 5, 6, 9], ((3, 1), (5, 2), (9, 1)))],
 )
 def test_places_are_told_as_runs(places: list[int], runs: tuple[tuple[int, int], ...]) -> None:
-    assert runs_of(np.array(places, np.int64)) == runs
+    assert tuple(ranges_of(np.array(places, np.int64))) == runs
 
 
 # Layer waits.
