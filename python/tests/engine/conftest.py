@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,6 @@ def engines() -> Iterator[EnginePool]:
 @pytest.fixture(scope="session")
 def rig(orbitkv_binary: Path, tmp_path_factory: pytest.TempPathFactory, engines: EnginePool) -> Iterator[Rig]:
     """Return an engine, a Manager and a gate in the engine's copying threads, shared by all tests of faults."""
-    rig = Rig(orbitkv_binary, tmp_path_factory.mktemp("rig"), engines)
-    yield rig
-    engines.close()
-    rig.close()
+    # The engines end first, and the Manager ends although an engine does not.
+    with closing(Rig(orbitkv_binary, tmp_path_factory.mktemp("rig"), engines)) as rig, closing(engines):
+        yield rig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,6 @@ def engines() -> Iterator[SglangPool]:
 @pytest.fixture(scope="session")
 def rig(orbitkv_binary: Path, tmp_path_factory: pytest.TempPathFactory, engines: SglangPool) -> Iterator[SglangRig]:
     """Return an engine, a Manager and a gate in the engine's copying threads, shared by all tests with OrbitKV."""
-    rig = SglangRig(orbitkv_binary, tmp_path_factory.mktemp("rig"), engines)
-    yield rig
-    try:
-        engines.close()
-    finally:
-        rig.close()
+    # The engines end first, and the Manager ends although an engine does not.
+    with closing(SglangRig(orbitkv_binary, tmp_path_factory.mktemp("rig"), engines)) as rig, closing(engines):
+        yield rig
