@@ -38,9 +38,9 @@ type Place struct {
 	Pass        int    `json:"pass"`    // 0, or 1 for the reversed half of a pair
 	Workload    string `json:"workload"`
 	Variant     string `json:"variant,omitempty"` // partial: percent of the prompt that was seen before; concurrent: shared or mixed
-	Concurrency int    `json:"concurrency"`      // requests in flight at most
-	Length      int    `json:"length,omitempty"` // prompt tokens; 0 where a cell mixes lengths
-	Prefix      int    `json:"prefix"`           // index of the prompt, from which its tokens are drawn; -1 where a cell has many
+	Concurrency int    `json:"concurrency"`       // requests in flight at most
+	Length      int    `json:"length,omitempty"`  // prompt tokens; 0 where a cell mixes lengths
+	Prefix      int    `json:"prefix"`            // index of the prompt, from which its tokens are drawn; -1 where a cell has many
 }
 
 // Sample is one request, as the client saw it. Times are milliseconds from the moment its first byte was written.
