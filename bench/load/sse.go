@@ -1,0 +1,148 @@
+package load
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// Bounds of one answer.
+const (
+	LineMax   = 1 << 20  // bytes of one line of a stream
+	BodyMax   = 32 << 20 // bytes of a whole stream; SGLang repeats the text so far in every event
+	EventsMax = 65536    // of a stream
+)
+
+// Errors of a stream.
+var (
+	errLine   = fmt.Errorf("a line of the stream is longer than %d bytes", LineMax)
+	errBody   = fmt.Errorf("the stream is longer than %d bytes", BodyMax)
+	errEvents = fmt.Errorf("the stream has more than %d events", EventsMax)
+	errNoDone = errors.New("the stream ended without [DONE]")
+)
+
+var (
+	doneMark  = []byte("[DONE]")
+	dataField = []byte("data")
+)
+
+// event is one server-sent event that carries data: when its first byte was read, and what it says.
+type event struct {
+	at   time.Duration
+	data []byte
+}
+
+// readEvents reads a stream of server-sent events up to [DONE] and then to its end. Every byte has the time of the read that brought it; nothing
+// is decoded. It returns the events before [DONE] and when [DONE] or the failure came.
+func readEvents(body io.Reader, since func() time.Duration) ([]event, time.Duration, error) {
+	var p parser
+	buffer := make([]byte, readBuffer)
+	total := 0
+	for {
+		n, err := body.Read(buffer)
+		at := since()
+		total += n
+		if total > BodyMax {
+			return p.events, p.end(at), errBody
+		}
+		if failure := p.feed(buffer[:n], at); failure != nil {
+			return p.events, p.end(at), failure
+		}
+		switch {
+		case errors.Is(err, io.EOF) && p.done:
+			return p.events, p.end(at), nil
+		case errors.Is(err, io.EOF):
+			return p.events, at, errNoDone
+		case err != nil && p.done:
+			return p.events, p.end(at), fmt.Errorf("the connection broke after [DONE]: %w", err)
+		case err != nil:
+			return p.events, at, err
+		}
+	}
+}
+
+// parser turns bytes into events. Its zero value is ready.
+type parser struct {
+	events []event
+	line   []byte        // the part of a line that has come
+	lineAt time.Duration // when its first byte came
+	data   []byte        // of the event that is being read
+	open   bool          // the event has a data field
+	at     time.Duration // when the first byte of its first data line came
+	done   bool
+	doneAt time.Duration
+}
+
+// end returns when the stream said that it is complete, else now.
+func (p *parser) end(now time.Duration) time.Duration {
+	if p.done {
+		return p.doneAt
+	}
+	return now
+}
+
+// feed takes the bytes of one read.
+func (p *parser) feed(chunk []byte, at time.Duration) error {
+	for len(chunk) > 0 && !p.done {
+		if len(p.line) == 0 {
+			p.lineAt = at
+		}
+		head, rest, whole := bytes.Cut(chunk, []byte{'\n'})
+		if len(p.line)+len(head) > LineMax {
+			return errLine
+		}
+		p.line = append(p.line, head...)
+		if !whole {
+			return nil
+		}
+		chunk = rest
+		err := p.take(bytes.TrimSuffix(p.line, []byte{'\r'}))
+		p.line = p.line[:0]
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take handles one whole line. An empty one ends the event; comments and fields other than data are nothing to a completion.
+func (p *parser) take(line []byte) error {
+	if len(line) == 0 {
+		return p.dispatch()
+	}
+	field, value, _ := bytes.Cut(line, []byte{':'})
+	if !bytes.Equal(field, dataField) {
+		return nil
+	}
+	value = bytes.TrimPrefix(value, []byte{' '})
+	if p.open {
+		p.data = append(p.data, '\n')
+	} else {
+		p.open, p.at = true, p.lineAt
+	}
+	if len(p.data)+len(value) > LineMax {
+		return errLine
+	}
+	p.data = append(p.data, value...)
+	return nil
+}
+
+// dispatch ends the event that is being read.
+func (p *parser) dispatch() error {
+	if !p.open {
+		return nil
+	}
+	data := p.data
+	p.open, p.data = false, nil
+	if bytes.Equal(data, doneMark) {
+		p.done, p.doneAt = true, p.at
+		return nil
+	}
+	if len(p.events) == EventsMax {
+		return errEvents
+	}
+	p.events = append(p.events, event{p.at, data})
+	return nil
+}
