@@ -1,0 +1,213 @@
+package launch
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Bounds of waits on a guard.
+const (
+	guardStartLimit = 30 * time.Second              // for a guard to start its charge
+	guardEndLimit   = trackerLimit + 20*time.Second // from the end of the pipe to the end of everything
+	guardStopLimit  = stopLimit + guardEndLimit     // from the word to end in order to the end of everything
+	afterKillLimit  = 10 * time.Second              // for the kernel to bury what was killed past a guard that is dead
+	guardWait       = 5 * time.Second               // from a guard's last report to its own end
+)
+
+// child is one process of a stack below its guard.
+type child struct {
+	process
+	log     string // path
+	kept    map[string]string
+	started time.Time
+	pid     atomic.Int64 // 0 until it runs
+
+	guard   *exec.Cmd
+	control *os.File // closing it ends everything
+
+	ended chan struct{} // closed when the charge ended or never began
+	gone  chan struct{} // closed when nothing of it is left
+
+	mu      sync.Mutex
+	exit    string
+	stopped bool // an end was asked for
+	closed  bool // control
+	left    error
+}
+
+// startChild starts a process below a guard, with its output appended to a log. It returns when the process runs.
+func startChild(program string, p process, log string) (*child, error) {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the log of the %s: %w", p.part, err)
+	}
+	defer out.Close()
+	word, control, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer word.Close()
+	reports, reporting, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, control.Close())
+	}
+	defer reporting.Close()
+
+	whole, kept := environmentOf(os.Environ(), p.environment)
+	c := &child{process: p, log: log, kept: kept, control: control, ended: make(chan struct{}), gone: make(chan struct{})}
+	c.guard = exec.Command(program, append([]string{GuardVerb, "--"}, p.command...)...)
+	c.guard.Env = whole
+	c.guard.Stdin, c.guard.Stdout, c.guard.Stderr = word, out, out
+	c.guard.ExtraFiles = []*os.File{reporting}
+	// A session of its own: an interrupt at the terminal is for the measurement to handle, which ends its processes in order.
+	c.guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	c.started = time.Now()
+	if err := c.guard.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("start the guard of the %s: %w", p.part, err), control.Close(), reports.Close())
+	}
+	begun := make(chan error, 1)
+	go c.follow(reports, begun)
+	select {
+	case err = <-begun:
+	case <-time.After(guardStartLimit):
+		err = fmt.Errorf("the guard of the %s did not start it within %v", p.part, guardStartLimit)
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.kill())
+	}
+	return c, nil
+}
+
+// follow reads the guard's reports until its end, and makes sure of the end of what a guard that died left behind.
+func (c *child) follow(reports *os.File, begun chan<- error) {
+	defer close(c.gone)
+	defer reports.Close()
+	gone := false
+	in := bufio.NewScanner(reports)
+	for in.Scan() {
+		var r guardReport
+		if err := json.Unmarshal(in.Bytes(), &r); err != nil {
+			continue // a line that a dying guard cut off
+		}
+		switch {
+		case r.Error != "":
+			c.note(r.Error)
+			gone = true
+			begun <- fmt.Errorf("%s cannot be started: %s", c.command[0], r.Error)
+		case r.PID != 0:
+			c.pid.Store(int64(r.PID))
+			begun <- nil
+		case r.Exit != "":
+			c.note(r.Exit)
+		}
+		gone = gone || r.Gone
+	}
+	if c.pid.Load() == 0 && !gone {
+		begun <- errors.New("its guard ended before it could start it: is this the orbitkv program?")
+	}
+	if !gone {
+		c.clean()
+	}
+	_ = c.guard.Wait() // its charge's end was reported; how the guard itself ended changes nothing
+	c.note("its guard ended, and it was killed")
+}
+
+// note keeps how the process ended; the first account stands.
+func (c *child) note(exit string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.exit == "" {
+		c.exit = exit
+		close(c.ended)
+	}
+}
+
+// clean kills the session of a process whose guard died, and waits until nothing of it lives.
+func (c *child) clean() {
+	if c.pid.Load() == 0 {
+		return
+	}
+	end := time.Now().Add(afterKillLimit)
+	for members := sessionMembers(int(c.pid.Load())); len(members) > 0; members = sessionMembers(int(c.pid.Load())) {
+		if time.Now().After(end) {
+			c.mu.Lock()
+			c.left = fmt.Errorf("processes of the %s are left after SIGKILL: %v", c.part, members)
+			c.mu.Unlock()
+			return
+		}
+		signalAll(members, syscall.SIGKILL)
+		time.Sleep(killEvery)
+	}
+}
+
+// howEnded says how the process ended; empty while it runs.
+func (c *child) howEnded() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.exit
+}
+
+// wasStopped says whether its end was asked for.
+func (c *child) wasStopped() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stopped
+}
+
+// stop ends the process in order, by force after a limit, and returns when nothing of it is left.
+func (c *child) stop() error {
+	c.mu.Lock()
+	c.stopped = true
+	var err error
+	if !c.closed {
+		_, err = c.control.Write([]byte{'e'})
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return c.kill() // the guard is dead; follow cleans up
+	}
+	select {
+	case <-c.gone:
+	case <-time.After(guardStopLimit):
+	}
+	return c.kill()
+}
+
+// kill ends the process and all that came from it at once, and returns when nothing of it is left.
+func (c *child) kill() error {
+	c.mu.Lock()
+	c.stopped = true
+	if !c.closed {
+		c.closed = true
+		_ = c.control.Close() // a pipe: nothing is lost
+	}
+	c.mu.Unlock()
+	select {
+	case <-c.gone:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.left
+	case <-time.After(guardEndLimit):
+		return fmt.Errorf("the %s is not gone %v after SIGKILL: look for process %d and its children", c.part, guardEndLimit, c.pid.Load())
+	}
+}
+
+// tail reads the end of the log.
+func (c *child) tail() string { return tailOf(c.log) }
+
+// report says what the log tells of the end, in one line.
+func (c *child) report(what string) string {
+	if line := lastReason(c.tail()); line != "" {
+		return what + ": " + line
+	}
+	return strings.TrimSpace(what) + "; its log is empty"
+}

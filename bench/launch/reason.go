@@ -1,0 +1,115 @@
+package launch
+
+import (
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// tailBytes is how much of a log is read for the reason of an end.
+const tailBytes = 512 << 10
+
+// tailOf reads the end of a log; one that cannot be read is empty.
+func tailOf(path string) string {
+	file, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && info.Size() > tailBytes {
+		if _, err := file.Seek(-tailBytes, io.SeekEnd); err != nil {
+			return ""
+		}
+	}
+	text, err := io.ReadAll(io.LimitReader(file, tailBytes))
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+var (
+	colour = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
+	// What engines put before each line: the process, the level with its time and place, or the time alone.
+	linePrefix = regexp.MustCompile(`^(?:\([^()]*pid=\d+\)\s?|\[[^][]*\d\d:\d\d:\d\d[^][]*\]\s?|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+[-\d]+ [\d:.,]+ \[[^][]*\]\s?)`)
+	levelWord  = regexp.MustCompile(`(?:\b(?:ERROR|CRITICAL|FATAL|Error|error|fatal error)\b|level=ERROR)`)
+	// The line that ends a traceback: a class's name, with its module, and mostly what it says.
+	exceptionLine = regexp.MustCompile(`^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$`)
+)
+
+// echoes are ends of tracebacks that only say that another process ended; the reason stands in an earlier one.
+var echoes = []string{
+	"See root cause above", "EngineDeadError", "Engine core initialization failed", "Engine process failed to start",
+	"KeyboardInterrupt", "SystemExit", "BrokenPipeError", "ConnectionResetError", "CancelledError", "EOFError",
+}
+
+const tracebackHead = "Traceback (most recent call last):"
+
+// lastReason finds the line of a log that says why the program ended: the end of the last traceback that is not the echo of another
+// process's end, else the last line that speaks of an error, else the last line.
+func lastReason(log string) string {
+	lines := bareLines(log)
+	ends := tracebackEnds(lines)
+	slices.Reverse(ends)
+	for _, end := range ends {
+		if !slices.ContainsFunc(echoes, func(echo string) bool { return strings.Contains(end, echo) }) {
+			return end
+		}
+	}
+	if len(ends) > 0 {
+		return ends[0]
+	}
+	last := ""
+	for _, line := range slices.Backward(lines) {
+		text := strings.TrimSpace(line.text)
+		if text == "" {
+			continue
+		}
+		if line.isError {
+			return text
+		}
+		if last == "" {
+			last = text
+		}
+	}
+	return last
+}
+
+// logLine is a line without its prefixes. Its indentation stays: it tells a traceback's frames from its end.
+type logLine struct {
+	text    string
+	isError bool
+}
+
+func bareLines(log string) []logLine {
+	var lines []logLine
+	for whole := range strings.Lines(log) {
+		text := strings.TrimRight(colour.ReplaceAllString(whole, ""), "\r\n")
+		line := logLine{isError: levelWord.MatchString(text)}
+		for prefix := linePrefix.FindString(text); prefix != ""; prefix = linePrefix.FindString(text) {
+			text = text[len(prefix):]
+		}
+		line.text = text
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// tracebackEnds returns the last line of each traceback, in their order.
+func tracebackEnds(lines []logLine) []string {
+	var ends []string
+	inside := false
+	for _, line := range lines {
+		switch {
+		case strings.HasSuffix(strings.TrimSpace(line.text), tracebackHead):
+			inside = true
+		case !inside || line.text == "" || line.text[0] == ' ' || line.text[0] == '\t':
+		case exceptionLine.MatchString(line.text):
+			ends = append(ends, line.text)
+			inside = false
+		}
+	}
+	return ends
+}
