@@ -1,0 +1,221 @@
+package report
+
+import (
+	"orbitkv/bench/record"
+	"orbitkv/bench/stat"
+)
+
+// SummaryFormat is the version of summary.json.
+const SummaryFormat = 1
+
+// Summary is summary.json: what a run's final, measured rows amount to. Times are milliseconds, rates are a second, intervals are 95 %.
+type Summary struct {
+	Format        int                  `json:"format"`
+	Path          string               `json:"path"`
+	Version       string               `json:"version"` // of orbitkv
+	Engine        string               `json:"engine"`
+	EngineVersion string               `json:"engine_version"`
+	Device        string               `json:"device"`
+	Model         record.Model         `json:"model"`
+	Workload      string               `json:"workload"`
+	Seed          int64                `json:"seed"`
+	Part          Part                 `json:"part"`
+	Coverage      []Coverage           `json:"coverage"` // of each backend, in the order of the options
+	Counts        Counts               `json:"counts"`
+	Notes         []string             `json:"notes,omitempty"` // what must be read beside the figures
+	Link          Link                 `json:"link"`
+	Objectives    Objectives           `json:"objectives"`
+	Groups        []Group              `json:"groups"`
+	Paired        []Pairing            `json:"paired"`
+	Exposed       []Exposed            `json:"exposed"`
+	Windows       []Window             `json:"windows"`
+	Differing     []Differing          `json:"differing"` // every output that differs from its cold one
+	Failures      []Failure            `json:"failures"`
+	Drains        []record.Drain       `json:"drains"`
+	Attributions  []record.Attribution `json:"attributions"`
+}
+
+// Part says how much of a plan is measured.
+type Part struct {
+	Finished int `json:"finished"` // cells
+	Planned  int `json:"planned"`  // cells; 0 when the run ended before it planned any
+}
+
+// Complete says whether every planned cell is finished.
+func (p Part) Complete() bool { return p.Planned > 0 && p.Finished == p.Planned }
+
+// Coverage is the part of one backend.
+type Coverage struct {
+	Backend string `json:"backend"`
+	Part
+}
+
+// Counts says what became of the rows that are in no statistic.
+type Counts struct {
+	Samples          int `json:"samples"`           // rows in all
+	Measured         int `json:"measured"`          // final and measured: those of the groups
+	Failed           int `json:"failed"`            // of the measured: without a whole answer, so without a latency
+	Superseded       int `json:"superseded"`        // measured rows of cells that are unfinished or were finished by another attempt
+	Unmeasured       int `json:"unmeasured"`        // warm-up, preparation, pressure and controls
+	UnmeasuredFailed int `json:"unmeasured_failed"` // of those, without a whole answer
+	Unverified       int `json:"unverified"`        // of the measured
+}
+
+// Link is the measured bandwidth between host memory and the device.
+type Link struct {
+	BytesPerS float64 `json:"bytes_per_s"` // 0 when it was not measured
+	How       string  `json:"how"`         // what was timed
+}
+
+// Objectives are the limits that a request of the goodput met; 0 where none was set.
+type Objectives struct {
+	TTFTms float64 `json:"ttft_ms"`
+	TPOTms float64 `json:"tpot_ms"`
+}
+
+// Set says whether there is any objective.
+func (o Objectives) Set() bool { return o.TTFTms > 0 || o.TPOTms > 0 }
+
+// Key names what a group of samples has in common. Passes are taken together.
+type Key struct {
+	Backend     string       `json:"backend"`
+	Workload    string       `json:"workload"`
+	Variant     string       `json:"variant,omitempty"` // partial: percent seen before; concurrent: shared or mixed
+	Phase       record.Phase `json:"phase"`
+	Length      int          `json:"length"` // prompt tokens
+	Concurrency int          `json:"concurrency"`
+}
+
+// SourceCount is how many samples came from a source.
+type SourceCount struct {
+	Source record.Source `json:"source"`
+	N      int           `json:"n"`
+}
+
+// Group is every measured sample of one key. Its latencies stand one row a source and are never taken together.
+type Group struct {
+	Key
+	N          int             `json:"n"` // failed ones included
+	Failed     int             `json:"failed"`
+	Expected   []record.Source `json:"expected,omitempty"` // the sources that the phase is meant to have; none where any will do
+	Unexpected int             `json:"unexpected"`         // whole answers from another source
+	Sources    []SourceCount   `json:"sources"`            // of whole answers
+	Rows       []Row           `json:"rows"`
+	Outputs    Outputs         `json:"outputs"`
+}
+
+// Row is the samples of a group that came from one source.
+type Row struct {
+	Source    record.Source `json:"source"`
+	N         int           `json:"n"`
+	TTFT      stat.Estimate `json:"ttft_ms"`
+	TTFTp95   *float64      `json:"ttft_p95_ms,omitempty"` // nil for fewer than stat.P95Min samples
+	TTFTp99   *float64      `json:"ttft_p99_ms,omitempty"` // nil for fewer than stat.P99Min samples
+	E2E       stat.Estimate `json:"e2e_ms"`
+	TPOT      stat.Estimate `json:"tpot_ms"`         // of the samples with two output tokens or more
+	LoadBytes float64       `json:"load_bytes"`      // that the cache service says were restored, over all samples
+	External  int           `json:"external_tokens"` // brought from outside, over all samples
+}
+
+// Outputs is how many reused answers were compared with the cold ones.
+type Outputs struct {
+	Compared  int                    `json:"compared"`
+	Differing int                    `json:"differing"`
+	Verdicts  map[record.Verdict]int `json:"verdicts,omitempty"` // of the differing; the empty verdict is one without a control yet
+}
+
+// Differing is one output that differs from its cold one.
+type Differing struct {
+	Key
+	Pass    int            `json:"pass"`
+	Prefix  int            `json:"prefix"`
+	Request string         `json:"request"`
+	Source  record.Source  `json:"source"`
+	Verdict record.Verdict `json:"verdict"` // empty when there was no control yet
+	Why     string         `json:"why,omitempty"`
+}
+
+// Side is one backend in a difference.
+type Side struct {
+	Run     string        `json:"run,omitempty"` // label of the run, in comparisons
+	Backend string        `json:"backend"`
+	Sources []SourceCount `json:"sources"` // of the samples in the difference
+	TTFT    stat.Estimate `json:"ttft_ms"` // of the samples in the difference
+	LeftOut []SourceCount `json:"left_out,omitempty"`
+	Failed  int           `json:"failed,omitempty"`
+}
+
+// Pairing is the difference of TTFT between two backends. After pressure it takes only what the phase is about: restores from outside without a hit in
+// device memory, and recomputations on the backend without a cache; other samples are counted in Side.LeftOut.
+type Pairing struct {
+	Workload    string         `json:"workload"`
+	Variant     string         `json:"variant,omitempty"`
+	Phase       record.Phase   `json:"phase"`
+	Length      int            `json:"length"`
+	Concurrency int            `json:"concurrency"`
+	A           Side           `json:"a"`
+	B           Side           `json:"b"`
+	Paired      bool           `json:"paired"`          // same pass and prompt on both sides
+	N           int            `json:"n"`               // pairs; 0 when not paired
+	Difference  float64        `json:"difference_ms"`   // paired: median of B - A; else difference of the medians
+	Interval    *stat.Interval `json:"interval"`        // of the difference; nil for fewer than stat.IntervalMin
+	Ratio       float64        `json:"ratio"`           // median B / median A
+	Without     int            `json:"without_partner"` // samples of either side that would count and have no partner
+}
+
+// Exposed is what a restore costs a request beyond a hit in device memory.
+type Exposed struct {
+	Backend       string        `json:"backend"`
+	Length        int           `json:"length"`
+	AfterPressure stat.Estimate `json:"after_pressure_ms"` // external samples alone
+	Hit           stat.Estimate `json:"hit_ms"`
+	HitBackend    string        `json:"hit_backend"` // native, or the backend itself where native has no hit of the length
+	HitSources    []SourceCount `json:"hit_sources"`
+	// Difference is AfterPressure - Hit, as medians.
+	Difference    stat.Difference `json:"exposed_ms"`
+	RestoredBytes float64         `json:"restored_bytes"` // of one request: median
+	RestoredHow   string          `json:"restored_how"`   // reported by the cache service, or external tokens times the model's bytes
+	LinkMs        float64         `json:"link_ms"`        // those bytes at the measured link; 0 when it was not measured
+	LinkShare     *float64        `json:"link_share"`     // LinkMs / exposed; nil without a link or without an exposed time
+	Note          string          `json:"note,omitempty"`
+}
+
+// Gauge is one watched value around a window.
+type Gauge struct {
+	Name  string  `json:"name"`
+	Start float64 `json:"start"`
+	End   float64 `json:"end"`
+	Peak  float64 `json:"peak"` // largest seen: a lower bound
+}
+
+// Window is one cell's spans of one phase, taken together where the cell has several bursts.
+type Window struct {
+	Key
+	Pass             int           `json:"pass"`
+	Cell             string        `json:"cell"`
+	Spans            int           `json:"spans"`
+	Requests         int           `json:"requests"`
+	Failed           int           `json:"failed"`
+	Stops            []string      `json:"stops"` // why admission ended, each once
+	AdmitSeconds     float64       `json:"admit_seconds"`
+	DrainSeconds     float64       `json:"drain_seconds"`
+	WallSeconds      float64       `json:"wall_seconds"`   // drain included; rates are over this
+	RequestsPerS     float64       `json:"requests_per_s"` // whole answers
+	OutputTokensPerS float64       `json:"output_tokens_per_s"`
+	GoodputPerS      *float64      `json:"goodput_per_s"` // whole answers that met the objectives; nil without one
+	Good             int           `json:"good"`
+	Sources          []SourceCount `json:"sources"` // of the samples in the latencies below
+	TTFT             stat.Estimate `json:"ttft_ms"`
+	TTFTp99          *float64      `json:"ttft_p99_ms,omitempty"`
+	TPOT             stat.Estimate `json:"tpot_ms"`
+	TPOTp99          *float64      `json:"tpot_p99_ms,omitempty"`
+	Gauges           []Gauge       `json:"gauges"` // by name
+	PeakSamples      int           `json:"peak_samples"`
+	Outputs          Outputs       `json:"outputs"`
+}
+
+// Failure is a record.Failure and what came of it.
+type Failure struct {
+	record.Failure
+	Recovered bool `json:"recovered"` // the cell, or every cell of the backend, was finished later
+}
