@@ -13,7 +13,7 @@ GO_FILES = $$(git -c 'safe.directory=*' ls-files -co --exclude-standard '*.go')
 PYTHON_FILES = $$(git -c 'safe.directory=*' ls-files -co --exclude-standard '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help prereqs build wheel demo test test-fast stage bench lint fmt doctor clean
+.PHONY: help prereqs build wheel demo test test-fast stage bench measure lint fmt doctor clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' Makefile | awk -F@ '{printf "%-18s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ bench: build ## benchmarks: no pass or fail, figures with their units and ceilin
 	CGO_ENABLED=0 $(GO) run ./bench/micro -orbitkv bin/orbitkv
 	dev=$$($(PYTHON) tools/envs.py dev) && PYTHONPATH=python/src:tools $$dev/bin/python -m bench.latency
 	CGO_ENABLED=0 $(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
+
+measure: prereqs ## cache backends with a real engine on the CPU (ENGINE=sglang, OUTPUT=folder, FLAGS="of bench single-node")
+	@$(PYTHON) tools/measure.py $(or $(ENGINE),vllm) --output $(or $(OUTPUT),build/measured/$(shell date -u +%Y%m%dT%H%M%SZ)) $(FLAGS)
 
 doctor: build ## what this machine offers, and what to change
 	@$(PYTHON) tools/envs.py --list

@@ -11,7 +11,7 @@ import (
 // Names of other programs, and of our own helpers, that pages for users may give.
 var foreignFlags = map[string]string{
 	"block-size": "vLLM", "kv-transfer-config": "vLLM", "max-model-len": "vLLM", "model": "vLLM", "num-gpu-blocks-override": "vLLM",
-	"prefix-caching-hash-algo": "vLLM", "tensor-parallel-size": "vLLM",
+	"prefix-caching-hash-algo": "vLLM", "tensor-parallel-size": "vLLM", "enforce-eager": "vLLM",
 	"model-path": "SGLang", "page-size": "SGLang", "radix-cache-backend": "SGLang", "enable-unified-cache-external-linker": "SGLang",
 	"enable-hierarchical-cache": "SGLang", "disable-radix-cache": "SGLang", "tp-size": "SGLang", "lora-paths": "SGLang", "sleep-on-idle": "SGLang",
 	"device": "SGLang", "attention-backend": "SGLang", "sampling-backend": "SGLang", "enable-metrics": "SGLang", "python": "uv",
@@ -24,7 +24,9 @@ var (
 	variableName = regexp.MustCompile(`\bORBITKV_[A-Z0-9_]+\b`)
 	keyName      = regexp.MustCompile("[`\"']orbitkv\\.([a-z_]+)[`\"':]")
 	metricName   = regexp.MustCompile(`\b(?:vllm:|sglang:)?(orbitkv_[a-z0-9_]+)\b`) // an engine's name before it is no part of it
-	verbFlag     = regexp.MustCompile(`\.(?:Bool|String|Duration|Int|Uint64)(?:Var)?\((?:&[\w.]+, )?"([a-z-]+)"`)
+	verbFlag     = regexp.MustCompile(`\.(?:Bool|Duration|Float64|Int|Int64|IntSlice|String|StringArray|StringSlice|Uint64)(?:Var)?\((?:&[\w.]+, )?"([a-z-]+)"`)
+	namedFlag    = regexp.MustCompile(`\bFlag\w+\s*= "([a-z-]+)"`)     // a flag that more than one place of the code speaks of
+	toolFlag     = regexp.MustCompile(`\.add_argument\("--([a-z-]+)"`) // of a program in tools/
 )
 
 // TestUserPagesNameWhatExists keeps every flag, variable, connector key and metric of the pages for users in the reference,
@@ -42,11 +44,11 @@ func TestUserPagesNameWhatExists(t *testing.T) {
 	if len(pages) == 0 || len(reference) == 0 {
 		t.Fatalf("%d pages for users and %d of reference: one of them was not found", len(pages), len(reference))
 	}
-	report(t, unknownNames(pages, reference, under(treeFiles(t, ".go"), "cmd/orbitkv/"), treeFiles(t, ".py")))
+	report(t, unknownNames(pages, reference, under(treeFiles(t, ".go"), "cmd/orbitkv/", "bench/single/"), treeFiles(t, ".py")))
 }
 
 // unknownNames finds the names in pages that neither the reference nor the code gives: flags of single verbs are read from
-// the commands, variables of the tools and modules of the package from the Python files.
+// the commands, flags and variables of the tools and modules of the package from the Python files.
 func unknownNames(pages, reference, commands, python []file) []string {
 	known := map[string]bool{}
 	for _, f := range reference {
@@ -57,8 +59,10 @@ func unknownNames(pages, reference, commands, python []file) []string {
 		}
 	}
 	for _, f := range commands {
-		for _, match := range verbFlag.FindAllStringSubmatch(f.text, -1) {
-			known[match[1]] = true
+		for _, pattern := range []*regexp.Regexp{verbFlag, namedFlag} {
+			for _, match := range pattern.FindAllStringSubmatch(f.text, -1) {
+				known[match[1]] = true
+			}
 		}
 	}
 	for _, f := range python {
@@ -66,8 +70,14 @@ func unknownNames(pages, reference, commands, python []file) []string {
 			name, _, _ = strings.Cut(name, "/")
 			known[strings.TrimSuffix(name, ".py")] = true
 		}
+		if !strings.HasPrefix(f.path, "tools/") {
+			continue
+		}
 		for _, name := range variableName.FindAllString(f.text, -1) {
-			known[name] = known[name] || strings.HasPrefix(f.path, "tools/")
+			known[name] = true
+		}
+		for _, match := range toolFlag.FindAllStringSubmatch(f.text, -1) {
+			known[match[1]] = true
 		}
 	}
 	var breaches []string
@@ -99,12 +109,19 @@ func namesIn(line string) []string {
 
 func TestUnknownNames(t *testing.T) {
 	reference := []file{{"docs/reference/r.md", "| `--pool-size` | `ORBITKV_POOL_SIZE` | `orbitkv.socket` | `orbitkv_pool_used_bytes` | `orbitkv_load_bytes` |"}}
-	commands := []file{{"cmd/orbitkv/status.go", `asJSON := flags.Bool("json", false, "print JSON")`}}
-	python := []file{{"python/src/orbitkv/client.py", "x = ORBITKV_NOTHING\n"}, {"tools/envs.py", "ORBITKV_CACHE\n"}}
+	commands := []file{
+		{"cmd/orbitkv/status.go", `asJSON := flags.Bool("json", false, "print JSON")` + "\n" + `flags.Float64Var(&a.GiB, "gib", 1, "")`},
+		{"bench/single/ask.go", "const (\n\tFlagRepeats = \"repeats\"\n)"},
+	}
+	python := []file{
+		{"python/src/orbitkv/client.py", "x = ORBITKV_NOTHING\np.add_argument(\"--hidden\")"}, {"tools/envs.py", "ORBITKV_CACHE\np.add_argument(\"--list\")"},
+	}
 	for text, want := range map[string]string{
 		"`orbitkv serve --pool-size 1gb`":              "",
 		"`orbitkv status --json`":                      "",
 		"`--pool-sizes`":                               "a.md:1: names pool-sizes, which",
+		"`--repeats 5 --gib 2`, `--list`":              "",
+		"`--hidden`":                                   "names hidden",
 		"`vllm serve --block-size 64`":                 "",
 		"set ORBITKV_POOL_SIZE or ORBITKV_CACHE":       "",
 		"set ORBITKV_NOTHING":                          "names ORBITKV_NOTHING",
