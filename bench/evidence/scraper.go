@@ -2,46 +2,148 @@ package evidence
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
 	"time"
 
 	"orbitkv/bench/load"
-	"orbitkv/bench/record"
 )
+
+// Bounds of the looks and waits.
+const (
+	ReadLimit   = 10 * time.Second       // of one page of metrics; an engine answers it between two steps
+	pollEvery   = 100 * time.Millisecond // between two looks of a wait
+	quietPolls  = 3                      // equal looks in a row that end a wait
+	SettleLimit = 60 * time.Second
+	DrainLimit  = 30 * time.Second
+)
+
+// source is one page of metrics.
+type source struct {
+	what    string // in errors
+	url     string
+	watched []watch
+}
 
 // Scraper reads the metrics of an engine and of its cache service. Use NewScraper.
 type Scraper struct {
-	engine, engineURL, managerURL, serviceURL string
+	sources []source
+	watched []watch // of all sources
+	manager *source // nil where there is none
+	service bool    // a cache service is read that says what it holds
+	http    *http.Client
 }
 
-// NewScraper returns a scraper of the engine (vllm or sglang) and, where the URLs are not empty, of OrbitKV's Manager and of another cache service.
+// NewScraper returns a scraper of the engine (vllm or sglang) at a base URL and, where theirs are not empty, of OrbitKV's Manager and of an
+// LMCache daemon.
 func NewScraper(engine, engineURL, managerURL, serviceURL string) *Scraper {
-	return &Scraper{engine, engineURL, managerURL, serviceURL}
+	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: 4 * time.Second}
+	s := &Scraper{http: &http.Client{Transport: transport, Timeout: ReadLimit}}
+	name := map[string]string{load.VLLM: "vLLM", load.SGLang: "SGLang"}[engine]
+	s.add(source{name, engineURL, engineWatched(engine)})
+	if managerURL != "" {
+		s.add(source{"the Cache Manager", managerURL, managerWatched})
+		s.manager = &s.sources[len(s.sources)-1]
+	}
+	if serviceURL != "" {
+		s.add(source{"the LMCache daemon", serviceURL, daemonWatched})
+	}
+	s.service = managerURL != "" || serviceURL != ""
+	return s
 }
 
-// Read looks once at every source.
-func (s *Scraper) Read(ctx context.Context) (Snapshot, error) { return Snapshot{}, ctx.Err() }
+func (s *Scraper) add(from source) {
+	from.url = strings.TrimRight(from.url, "/") + "/metrics"
+	s.sources = append(s.sources, from)
+	s.watched = append(s.watched, from.watched...)
+}
 
-// Settle waits at least so long, and until nothing is restored or stored and every watched counter was equal in 3 polls; after 60 s its error says what still moved.
+// Close drops the kept connections.
+func (s *Scraper) Close() { s.http.CloseIdleConnections() }
+
+// Read looks once at every source. The error names the source that did not answer.
+func (s *Scraper) Read(ctx context.Context) (Snapshot, error) {
+	snapshot := Snapshot{Values: map[string]float64{}}
+	for _, from := range s.sources {
+		if err := s.read(ctx, from, snapshot.Values); err != nil {
+			return Snapshot{}, fmt.Errorf("evidence: %s at %s: %w", from.what, from.url, err)
+		}
+	}
+	snapshot.At = time.Now()
+	return snapshot, nil
+}
+
+// read adds what one source says to values.
+func (s *Scraper) read(ctx context.Context, from source, values map[string]float64) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from.url, nil)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Accept", "text/plain;version=0.0.4")
+	response, err := s.http.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d", response.StatusCode)
+	}
+	if err := collect(response.Body, from.watched, values); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, io.LimitReader(response.Body, MetricsMax))
+	return err
+}
+
+// Settle waits at least so long, and until nothing is restored or stored and no watched counter moved over 3 looks in a row, and returns the
+// last look. After SettleLimit its error says what still moved; the look is then returned too.
 func (s *Scraper) Settle(ctx context.Context, atLeast time.Duration) (Snapshot, error) {
-	return Snapshot{}, ctx.Err()
+	look, moving, err := s.quiet(ctx, atLeast, max(SettleLimit, atLeast), func(now, before Snapshot) []string {
+		return append(now.above(s.watched, busy), now.moved(before, s.watched)...)
+	})
+	if err != nil {
+		return look, err
+	}
+	if len(moving) > 0 {
+		return look, fmt.Errorf("evidence: the engine and its cache did not settle within %v: %s", SettleLimit, list(moving))
+	}
+	return look, nil
 }
 
-// Drain waits for 3 quiet polls within 30 s and says whether everything borrowed was given back. The caller fills the place.
-func (s *Scraper) Drain(ctx context.Context) record.Drain { return record.Drain{Why: "not read"} }
-
-// Watch samples the Manager's gauges until Stop.
-func (s *Scraper) Watch(ctx context.Context, every time.Duration) *Monitor { return &Monitor{} }
-
-// Monitor keeps the largest value of each gauge. Use Watch.
-type Monitor struct{}
-
-// Stop ends the sampling and returns the peaks, which are lower bounds, and the number of samples behind them.
-func (m *Monitor) Stop() (peaks map[string]float64, samples int) { return nil, 0 }
-
-// Classify says where the prompt's KV of a serial request came from.
-func Classify(c Case) record.Evidence { return record.Evidence{Source: record.Unverified} }
-
-// ClassifyBurst says it for each answer of a burst, whose counters cover all of them; Case.Answer is not used.
-func ClassifyBurst(c Case, answers []load.Answer) []record.Evidence {
-	return make([]record.Evidence, len(answers))
+// quiet looks again and again until unrest finds nothing in 3 looks in a row and atLeast has passed, or until limit. It returns the last look and
+// what unrest found last.
+func (s *Scraper) quiet(ctx context.Context, atLeast, limit time.Duration, unrest func(now, before Snapshot) []string) (Snapshot, []string, error) {
+	begun := time.Now()
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	before, err := s.Read(ctx)
+	if err != nil {
+		return before, nil, err
+	}
+	for calm := 1; ; {
+		now := before
+		select {
+		case <-ctx.Done():
+			return before, nil, ctx.Err()
+		case <-ticker.C:
+			if now, err = s.Read(ctx); err != nil {
+				return before, nil, err
+			}
+		}
+		found := unrest(now, before)
+		before = now
+		calm++
+		if len(found) > 0 {
+			calm = 1
+		}
+		passed := time.Since(begun)
+		if calm >= quietPolls && passed >= atLeast {
+			return now, nil, nil
+		}
+		if passed >= limit {
+			return now, found, nil
+		}
+	}
 }
