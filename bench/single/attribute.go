@@ -1,0 +1,204 @@
+package single
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
+)
+
+// controlCell begins the names of the cells in which differences are attributed.
+const controlCell = "control/"
+
+// difference is a sample whose text is not the one that was given to the same prompt before.
+type difference struct {
+	row  record.Sample
+	cold string // the text that it was compared with; empty when its row is not there
+}
+
+// attribute gives every output that differs its verdict, by asking the engine alone for the same prompt where that is needed. What an earlier attempt
+// attributed stays.
+func (r *run) attribute(ctx context.Context) error {
+	kept, err := record.Load(r.dir.Path())
+	if err != nil {
+		return err
+	}
+	byPass := map[int][]difference{}
+	for _, d := range differences(kept, &r.ask) {
+		if verdict, why, known := byItself(d); known {
+			if err := r.keepVerdict(d, record.Attribution{Verdict: verdict, Why: why}); err != nil {
+				return err
+			}
+			continue
+		}
+		byPass[d.row.Pass] = append(byPass[d.row.Pass], d)
+	}
+	for pass := range 2 {
+		if len(byPass[pass]) == 0 {
+			continue
+		}
+		if !r.fits(r.longestStart) {
+			return errPart
+		}
+		if err := r.control(ctx, pass, byPass[pass]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// differences lists the final samples that differ and have no attribution yet.
+func differences(kept *record.Run, a *Ask) []difference {
+	attributed := map[string]bool{}
+	for i := range kept.Attributions {
+		attributed[kept.Attributions[i].Request] = true
+	}
+	colds := coldTexts(kept)
+	var all []difference
+	for i := range kept.Samples {
+		row := kept.Samples[i]
+		if row.MatchesCold == nil || *row.MatchesCold || attributed[row.Request] || !kept.Final(row.Place) {
+			continue
+		}
+		all = append(all, difference{row, colds[compared(&row)]})
+	}
+	return all
+}
+
+// compared names what a row's text was compared with.
+func compared(row *record.Sample) string {
+	if row.Workload == Partial {
+		return fmt.Sprintf("partial/%d/%s/%d", row.Length, row.Variant, row.Prefix)
+	}
+	return fmt.Sprintf("%s/a%d/%d/%d", row.Cell, row.Attempt, row.Length, row.PromptIndex)
+}
+
+// coldTexts returns the texts that others are compared with.
+func coldTexts(kept *record.Run) map[string]string {
+	texts := map[string]string{}
+	for i := range kept.Samples {
+		row := &kept.Samples[i]
+		isCold := row.Phase == record.Cold || row.Phase == record.Prepare
+		if row.Workload == Partial {
+			isCold = row.Backend == launch.Native && row.Phase == record.Partial && row.Source == record.Miss
+		}
+		name := compared(row)
+		if _, known := texts[name]; isCold && !known && row.Error == "" && kept.Final(row.Place) {
+			texts[name] = row.Text
+		}
+	}
+	return texts
+}
+
+// byItself gives the verdict of a difference that needs no control: the engine without an external cache made it.
+func byItself(d difference) (verdict record.Verdict, why string, known bool) {
+	if d.row.Backend != launch.Native {
+		return "", "", false
+	}
+	if d.row.Source == record.Miss {
+		return record.EngineUnstable, "the engine alone computed the whole prompt again and gave another text: no external cache was there", true
+	}
+	return record.EngineReproduces, "the engine alone gave both texts: no external cache was there", true
+}
+
+// keepVerdict writes an attribution for a difference.
+func (r *run) keepVerdict(d difference, a record.Attribution) error {
+	a.Place, a.Request, a.Phase, a.ColdText, a.Differing = d.row.Place, d.row.Request, d.row.Phase, d.cold, d.row.Text
+	a.Attempt = r.dir.Attempt()
+	return r.dir.Attribution(a)
+}
+
+// control starts the engine alone and asks it for every differing prompt of a pass, cold and again.
+func (r *run) control(ctx context.Context, pass int, all []difference) error {
+	r.progress.line(fmt.Sprintf("%d outputs of pass %d differ: asking the engine without an external cache for the same prompts", len(all), pass))
+	at := record.Place{Cell: fmt.Sprintf("%sp%d", controlCell, pass), Attempt: r.dir.Attempt(), Backend: launch.Native, Pass: pass, Workload: r.ask.Workload, Prefix: -1}
+	s, inner, stop, err := r.start(ctx, launch.Native, pass, true)
+	if err != nil {
+		return errors.Join(r.failed(ctx, at, err), r.unattributed(ctx, all, err))
+	}
+	err = s.warmUp(inner)
+	texts := map[string][2]record.Sample{} // of the control, by prompt: one prompt that differs twice is asked for once
+	for i := range all {
+		if err == nil {
+			err = s.controlOne(inner, at, all[i], texts)
+		}
+		if err != nil {
+			err = errors.Join(r.failed(ctx, at, err), r.unattributed(ctx, all[i:], err))
+			break
+		}
+	}
+	return errors.Join(err, r.ended(at, stop()))
+}
+
+// unattributed keeps that the control of differences could not be made, unless the run is at its end: then a resumed one makes it.
+func (r *run) unattributed(ctx context.Context, all []difference, cause error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	var errs []error
+	for _, d := range all {
+		errs = append(errs, r.keepVerdict(d, record.Attribution{Verdict: record.NotRun, Why: cause.Error()}))
+	}
+	return errors.Join(errs...)
+}
+
+// controlOne asks the engine alone for one prompt, cold and as a hit of its own, and keeps the verdict.
+func (s *stage) controlOne(ctx context.Context, at record.Place, d difference, texts map[string][2]record.Sample) error {
+	name, tokens := s.promptOf(&d.row)
+	pair, known := texts[name]
+	if !known {
+		place := at
+		place.Length, place.Prefix, place.Variant = d.row.Length, d.row.Prefix, d.row.Variant
+		place.Cell = at.Cell + "/" + name
+		q := query{place: place, phase: record.Control, prompt: d.row.PromptIndex, tokens: tokens, output: s.ask.OutputTokens}
+		for i := range pair {
+			row, err := s.serial(ctx, q)
+			if err != nil {
+				return err
+			}
+			pair[i] = row
+		}
+		texts[name] = pair
+	}
+	verdict, why := judge(d, pair[0], pair[1])
+	return s.keepVerdict(d, record.Attribution{Verdict: verdict, Why: why, ControlCold: pair[0].Text, ControlHit: pair[1].Text})
+}
+
+// judge compares what the engine alone says with a difference.
+func judge(d difference, cold, hit record.Sample) (verdict record.Verdict, why string) {
+	switch {
+	case cold.Error != "" || hit.Error != "":
+		return record.NotRun, strings.TrimSpace("the control's requests failed: " + cold.Error + " " + hit.Error)
+	case cold.Text != d.cold:
+		return record.EngineUnstable, "the engine alone gives the cold prompt another text than before"
+	case hit.Text == d.row.Text:
+		return record.EngineReproduces, ""
+	case hit.Text == cold.Text:
+		return record.Unexplained, "the engine alone gives one text, cold and as a hit: only the external cache made the other"
+	default:
+		return record.EngineUnstable, "the engine alone gives a hit a third text"
+	}
+}
+
+// promptOf draws the prompt of a row again, from its place alone.
+func (s *stage) promptOf(row *record.Sample) (name string, tokens []int) {
+	switch row.Workload {
+	case Partial:
+		key := partialKeyOf(row.Place)
+		_, tokens = s.prompts.partialPrompts(key, s.ask.PageSize)
+		name = fmt.Sprintf("%d/%d/%d", key.length, key.percent, key.prefix)
+	case Concurrent:
+		name = concurrentName(row.Place, row.PromptIndex)
+		tokens = s.prompts.draw(row.Length, "%s", name)
+	case Sustained:
+		name = s.sustainedName(row.Concurrency, row.PromptIndex)
+		tokens = s.prompts.draw(row.Length, "%s", name)
+	default:
+		name = latencyName(row.Length, row.Prefix)
+		tokens = s.prompts.draw(row.Length, "%s", name)
+	}
+	return name, tokens
+}

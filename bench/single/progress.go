@@ -1,0 +1,169 @@
+package single
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"orbitkv/bench/record"
+)
+
+const progressColumns = 160 // that a line of progress has at most
+
+// progress tells a person how far a run is: one line that changes on a terminal, one line for each request that is measured elsewhere. It may be
+// called from any goroutine.
+type progress struct {
+	mu       sync.Mutex
+	to       io.Writer
+	terminal bool
+	now      func() time.Time
+
+	cells    int // of the run
+	done     int // of them, finished
+	measured int // by this attempt
+	spent    time.Duration
+	at       string // the cell that is being measured
+	shown    time.Time
+	open     bool // the terminal's line is not ended
+}
+
+func newProgress(to io.Writer, now func() time.Time) *progress {
+	p := &progress{to: to, now: now}
+	if file, ok := to.(*os.File); ok {
+		if info, err := file.Stat(); err == nil {
+			p.terminal = info.Mode()&os.ModeCharDevice != 0
+		}
+	}
+	return p
+}
+
+// plan says how much there is.
+func (p *progress) plan(total, missing int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cells, p.done = total, total-missing
+	if p.done > 0 {
+		p.lasting(fmt.Sprintf("%d of %d cells were measured before", p.done, total))
+	}
+}
+
+// line tells something that stays.
+func (p *progress) line(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lasting(text)
+}
+
+// step tells what the run waits for.
+func (p *progress) step(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.passing(p.count() + text)
+}
+
+// cell begins a cell.
+func (p *progress) cell(place record.Place) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.at = place.Cell
+}
+
+// sample tells of one request. On a terminal every one is shown, elsewhere those that are measured.
+func (p *progress) sample(row *record.Sample) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.terminal && !row.Measured {
+		return
+	}
+	result := fmt.Sprintf("TTFT %.1f ms, %s", row.TTFTms, row.Source)
+	if row.Error != "" {
+		result = "failed: " + row.Error
+	}
+	p.passing(fmt.Sprintf("%s%s %s: %s%s", p.count(), row.Cell, row.Phase, result, p.left()))
+}
+
+// window tells of a burst or window.
+func (p *progress) window(row *record.Window, samples []record.Sample) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sources := map[record.Source]int{}
+	for i := range samples {
+		sources[samples[i].Source]++
+	}
+	var parts []string
+	for _, source := range []record.Source{record.FromHBM, record.FromExternal, record.FromBoth, record.Miss, record.Unverified} {
+		if sources[source] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", sources[source], source))
+		}
+	}
+	p.passing(fmt.Sprintf("%s%s %s: %d requests in %.2f s, %s%s", p.count(), row.Cell, row.Phase, row.Requests, row.WallSeconds, strings.Join(parts, ", "), p.left()))
+}
+
+// admitted tells how far a window is; it does so twice a second, and on a terminal only.
+func (p *progress) admitted(requests int, since time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.terminal || p.now().Sub(p.shown) < time.Second/2 {
+		return
+	}
+	p.passing(fmt.Sprintf("%s%s: %d requests in %.0f s%s", p.count(), p.at, requests, since.Seconds(), p.left()))
+}
+
+// finished counts a cell.
+func (p *progress) finished(took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done++
+	p.measured++
+	p.spent += took
+}
+
+// close ends the terminal's line.
+func (p *progress) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.end()
+}
+
+func (p *progress) count() string {
+	return fmt.Sprintf("cell %d of %d: ", min(p.done+1, p.cells), p.cells)
+}
+
+// left estimates the time of the cells that are missing by those that this attempt measured.
+func (p *progress) left() string {
+	if p.measured == 0 {
+		return ""
+	}
+	each := p.spent / time.Duration(p.measured)
+	return fmt.Sprintf("; about %v left", (each * time.Duration(p.cells-p.done)).Round(time.Second))
+}
+
+// lasting writes a line that stays.
+func (p *progress) lasting(text string) {
+	p.end()
+	fmt.Fprintln(p.to, text)
+}
+
+// passing writes a line that the next one may replace.
+func (p *progress) passing(text string) {
+	p.shown = p.now()
+	if !p.terminal {
+		fmt.Fprintln(p.to, text)
+		return
+	}
+	if runes := []rune(text); len(runes) > progressColumns {
+		text = string(runes[:progressColumns-3]) + "..."
+	}
+	fmt.Fprintf(p.to, "\r\x1b[K%s", text)
+	p.open = true
+}
+
+func (p *progress) end() {
+	if p.open {
+		fmt.Fprintln(p.to)
+		p.open = false
+	}
+}

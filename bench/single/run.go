@@ -1,0 +1,201 @@
+package single
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
+)
+
+// The outcomes of an attempt.
+const (
+	Complete    = "complete"
+	Part        = "part"
+	Failed      = "failed"
+	Interrupted = "interrupted"
+)
+
+// stopReserve is kept of a part's time for the end of its last backend: the drain check and the end of its processes.
+const stopReserve = 20 * time.Second
+
+// errPart ends a part: what is missing would not fit into its time.
+var errPart = errors.New("the time of this part is used up")
+
+// run is one attempt.
+type run struct {
+	ask      Ask
+	host     Host
+	dir      *record.Dir
+	model    record.Model
+	prompts  prompts
+	progress *progress
+	begun    time.Time
+	alone    map[partialKey]*string // answers of the engine without an external cache to the prompts of the partial workload
+	troubles []string               // what keeps the attempt from being complete
+
+	longestStart time.Duration
+	longestCell  time.Duration
+}
+
+// trouble keeps why the attempt is not complete, and tells it.
+func (r *run) trouble(format string, args ...any) {
+	r.troubles = append(r.troubles, fmt.Sprintf(format, args...))
+	r.progress.line("failed: " + r.troubles[len(r.troubles)-1])
+}
+
+// inside returns a path of the output directory relative to it.
+func (r *run) inside(path string) string {
+	if relative, err := filepath.Rel(r.dir.Path(), path); err == nil && path != "" && !strings.HasPrefix(relative, "..") {
+		return relative
+	}
+	return path
+}
+
+// all measures every turn that has missing cells, then attributes the outputs that differ. The error is errPart, the end of the context, or that the
+// output directory could not be written.
+func (r *run) all(ctx context.Context) error {
+	turns := plan(&r.ask)
+	total, missing := 0, 0
+	for i := range turns {
+		total += len(turns[i].cells)
+		missing += len(turns[i].missing(r.dir.Done()))
+	}
+	r.progress.plan(total, missing)
+	for i := range turns {
+		cells := turns[i].missing(r.dir.Done())
+		if len(cells) == 0 {
+			continue
+		}
+		if !r.fits(r.longestStart + r.longestCell) {
+			return errPart
+		}
+		if err := r.measure(ctx, &turns[i], cells); err != nil {
+			return err
+		}
+	}
+	return r.attribute(ctx)
+}
+
+// fits says whether something that takes so long ends before the part does.
+func (r *run) fits(takes time.Duration) bool {
+	if r.ask.PartSeconds == 0 {
+		return true
+	}
+	limit := r.begun.Add(time.Duration(r.ask.PartSeconds) * time.Second)
+	return r.host.Now().Add(takes + stopReserve).Before(limit)
+}
+
+// measure starts the backend of a turn, measures its missing cells and ends it. A backend that breaks is kept as a failure, and is no error here.
+func (r *run) measure(ctx context.Context, t *turn, cells []record.Place) error {
+	s, inner, stop, err := r.start(ctx, t.backend, t.pass, false)
+	if err != nil {
+		return r.failed(ctx, r.turnPlace(t), err)
+	}
+	at := r.turnPlace(t)
+	err = s.prelude(inner, cells)
+	for _, cell := range cells {
+		if err != nil {
+			break
+		}
+		at = cell
+		at.Attempt = r.dir.Attempt()
+		err = s.cell(inner, at)
+	}
+	if err != nil {
+		err = r.failed(ctx, at, err)
+	}
+	err = errors.Join(err, s.drain(ctx), r.ended(r.turnPlace(t), stop()))
+	return errors.Join(err, s.timeline())
+}
+
+// turnPlace says of a row that it is about a whole turn.
+func (r *run) turnPlace(t *turn) record.Place {
+	return record.Place{
+		Cell: fmt.Sprintf("%s/p%d", t.backend, t.pass), Attempt: r.dir.Attempt(), Backend: t.backend, Pass: t.pass, Workload: r.ask.Workload, Prefix: -1,
+	}
+}
+
+// failed keeps a backend that broke; other errors end the run.
+func (r *run) failed(ctx context.Context, at record.Place, err error) error {
+	var b *broken
+	if !errors.As(err, &b) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	r.trouble("%s, pass %d: %s", at.Backend, at.Pass, b.Error())
+	return r.dir.Failure(record.Failure{Place: at, Stage: b.stage, Part: b.part, Reason: b.reason, Log: b.log, At: r.host.Now().UTC()})
+}
+
+// ended keeps that a stack did not end as it should.
+func (r *run) ended(at record.Place, err error) error {
+	if err == nil {
+		return nil
+	}
+	r.trouble("%s, pass %d: ending it: %v", at.Backend, at.Pass, err)
+	return r.dir.Failure(record.Failure{Place: at, Stage: "end", Part: launch.PartEngine, Reason: err.Error(), At: r.host.Now().UTC()})
+}
+
+// prelude sends what comes before the first cell of a start and is not measured.
+func (s *stage) prelude(ctx context.Context, cells []record.Place) error {
+	s.progress.step(fmt.Sprintf("warming up %s, pass %d", s.backend, s.pass))
+	if err := s.warmUp(ctx); err != nil {
+		return err
+	}
+	widest := 0
+	for _, cell := range cells {
+		widest = max(widest, cell.Concurrency)
+	}
+	if widest == 1 {
+		return nil
+	}
+	place := s.place(0, "burst")
+	place.Concurrency = widest
+	queries := make([]query, widest)
+	for i := range queries {
+		length := s.ask.Lengths[i%len(s.ask.Lengths)]
+		queries[i] = query{place: place, phase: record.WarmUp, prompt: i, tokens: s.prompts.draw(length, "warm/burst/%d", i), output: s.ask.OutputTokens}
+	}
+	_, err := s.burst(ctx, place, queries)
+	return err
+}
+
+// cell measures one cell and finishes it.
+func (s *stage) cell(ctx context.Context, place record.Place) error {
+	if !s.fits(s.longestCell) {
+		return errPart
+	}
+	begun := s.host.Now()
+	s.progress.cell(place)
+	if err := s.rehearseOnce(ctx, place); err != nil {
+		return err
+	}
+	work := map[string]func(context.Context, record.Place) error{
+		Latency: s.latency, Partial: s.partial, Concurrent: s.concurrent, Sustained: s.sustained,
+	}[s.ask.Workload]
+	if err := work(ctx, place); err != nil {
+		return err
+	}
+	if err := s.dir.Finish(record.Finished{Place: place, Ended: s.host.Now().UTC()}); err != nil {
+		return err
+	}
+	took := s.host.Now().Sub(begun)
+	s.longestCell = max(s.longestCell, took)
+	s.progress.finished(took)
+	return nil
+}
+
+// rehearseOnce sends one unmeasured round of a length before this start's first cell of it, for the workloads that measure one request at a time.
+func (s *stage) rehearseOnce(ctx context.Context, place record.Place) error {
+	if place.Length == 0 || s.rehearsed[place.Length] {
+		return nil
+	}
+	s.rehearsed[place.Length] = true
+	return s.rehearse(ctx, place.Length)
+}

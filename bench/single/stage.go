@@ -1,0 +1,186 @@
+package single
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"orbitkv/bench/evidence"
+	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
+)
+
+// Bounds of one backend.
+const (
+	unsettledMax = 3               // requests in a row whose counters never came to rest, before the backend is given up
+	deathWait    = 5 * time.Second // for the news of a process's end, after an engine stopped answering
+	drainLimit   = 40 * time.Second
+	watchEvery   = 25 * time.Millisecond
+)
+
+// broken ends a turn: the backend cannot be measured any further.
+type broken struct {
+	stage  string // start, serve or end
+	part   string
+	reason string
+	log    string // in the output directory
+}
+
+// Error implements error.
+func (b *broken) Error() string { return fmt.Sprintf("%s (%s): %s", b.part, b.stage, b.reason) }
+
+// stage is one engine that runs, and what the cells of a turn share.
+type stage struct {
+	*run
+	backend  string
+	pass     int
+	client   Completer
+	counters Counters
+	logs     func(part string) string
+	settled  *evidence.Snapshot // after the latest request; nil before the first and when they did not settle
+	restless int                // requests in a row after which they did not
+
+	rehearsed map[int]bool // lengths of which a round was sent
+	sequence  int          // of requests
+}
+
+// start starts a backend. The context that it returns ends when a process of the stack does; stop ends the stack and must be called.
+func (r *run) start(ctx context.Context, backend string, pass int, control bool) (*stage, context.Context, func() error, error) {
+	name := backend
+	if control {
+		name = "control"
+	}
+	logs := func(part string) string {
+		return r.dir.Path("logs", fmt.Sprintf("%s-p%d-a%d-%s.log", name, pass, r.dir.Attempt(), part))
+	}
+	begun := r.host.Now()
+	r.progress.step(fmt.Sprintf("starting %s, pass %d", name, pass))
+	var noted error
+	stack, err := r.host.Start(ctx, launch.Spec{
+		Options: r.ask.Options, Backend: backend, Pass: pass, Attempt: r.dir.Attempt(), Control: control, Manager: r.host.Program,
+		MaxModelLen: r.ask.longest(), MaxSeqs: r.ask.seqs(), LogPath: logs, Model: r.model,
+	}, func(l record.Launch) { noted = errors.Join(noted, r.note(l)) })
+	if err == nil && noted != nil {
+		err = errors.Join(noted, stack.Stop())
+	}
+	if err != nil {
+		return nil, nil, nil, startFailure(ctx, err, r.inside)
+	}
+	r.longestStart = max(r.longestStart, r.host.Now().Sub(begun))
+	inner, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case reason := <-stack.Died():
+			cancel(&broken{"serve", launch.PartEngine, reason, r.inside(logs(launch.PartEngine))})
+		case <-inner.Done():
+		}
+	}()
+	s := &stage{
+		run: r, backend: backend, pass: pass, logs: logs, rehearsed: map[int]bool{},
+		client: r.host.Client(r.ask.Engine, stack.Engine(), r.ask.Model), counters: r.host.Counters(r.ask.Engine, stack),
+	}
+	stop := func() error {
+		cancel(nil)
+		s.client.Close()
+		return stack.Stop()
+	}
+	return s, inner, stop, nil
+}
+
+// startFailure tells a backend that cannot start from a run that is at its end.
+func startFailure(ctx context.Context, err error, inside func(string) string) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	var failed *launch.StartError
+	if errors.As(err, &failed) {
+		return &broken{"start", failed.Part, failed.Reason, inside(failed.Log)}
+	}
+	return &broken{"start", launch.PartEngine, err.Error(), ""}
+}
+
+// note keeps a launch, or what became of one.
+func (r *run) note(l record.Launch) error {
+	return r.dir.Update(func(m *record.Manifest) {
+		for i := range m.Launches {
+			if kept := &m.Launches[i]; kept.Part == l.Part && kept.Started.Equal(l.Started) {
+				*kept = l
+				return
+			}
+		}
+		m.Launches = append(m.Launches, l)
+	})
+}
+
+// place returns a cell of this stage that is never finished: what is sent in it is not measured.
+func (s *stage) place(length int, name string, args ...any) record.Place {
+	return record.Place{
+		Cell: fmt.Sprintf("%s/p%d/warm/", s.backend, s.pass) + fmt.Sprintf(name, args...), Attempt: s.dir.Attempt(), Backend: s.backend, Pass: s.pass,
+		Workload: s.ask.Workload, Concurrency: 1, Length: length, Prefix: -1,
+	}
+}
+
+// settle waits for the counters to come to rest and keeps them. It returns why they did not, which is no error of the run; the error is the end of
+// the turn.
+func (s *stage) settle(ctx context.Context) (why string, err error) {
+	snapshot, err := s.counters.Settle(ctx, time.Duration(s.ask.SettleSeconds*float64(time.Second)))
+	if err == nil {
+		s.settled, s.restless = &snapshot, 0
+		return "", nil
+	}
+	if ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	s.settled = nil
+	s.restless++
+	if s.restless >= unsettledMax {
+		return "", &broken{"serve", launch.PartEngine, fmt.Sprintf("the counters did not come to rest after %d requests in a row: %v", unsettledMax, err), ""}
+	}
+	return err.Error(), nil
+}
+
+// warmUp sends what no cell measures: first kernels, first pages, first connections.
+func (s *stage) warmUp(ctx context.Context) error {
+	length := warmUpTokens
+	for _, l := range s.ask.Lengths {
+		length = min(length, l)
+	}
+	for i := range warmUpPrompts {
+		q := query{place: s.place(length, "prompts"), phase: record.WarmUp, prompt: i, tokens: s.prompts.draw(length, "warm/%d", i), output: s.ask.OutputTokens}
+		if _, err := s.serial(ctx, q); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// alive says whether an engine that failed a request serves on; the error ends the turn.
+func (s *stage) alive(ctx context.Context, failure error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	health := s.client.Healthy(ctx)
+	if health == nil {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(deathWait):
+		return &broken{"serve", launch.PartEngine, fmt.Sprintf("it no longer answers: %v; the request before: %v", health, failure), ""}
+	}
+}
+
+// drain checks that everything borrowed was given back. An interrupted run is checked, too.
+func (s *stage) drain(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
+	defer cancel()
+	checked := s.counters.Drain(ctx)
+	checked.Place = s.place(0, "drain")
+	checked.Concurrency = 0
+	if !checked.Drained {
+		s.trouble("%s, pass %d: not everything was given back: %s", s.backend, s.pass, checked.Why)
+	}
+	return s.dir.Drain(checked)
+}
