@@ -128,7 +128,11 @@ func (p *progress) close() {
 	p.end()
 }
 
+// count says which cell is next; nothing before the run is planned.
 func (p *progress) count() string {
+	if p.cells == 0 {
+		return ""
+	}
 	return fmt.Sprintf("cell %d of %d: ", min(p.done+1, p.cells), p.cells)
 }
 
