@@ -1,4 +1,4 @@
-package main
+package micro
 
 import (
 	"context"
@@ -8,13 +8,12 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"time"
 )
 
-// echoVerb starts this program as the other end of the bare byte exchange.
-const echoVerb = "echo-server"
+// EchoVerb is the verb below `orbitkv bench` that runs ServeEcho.
+const EchoVerb = "echo-server"
 
 // exchangeHeader is {bytes that follow u32, bytes of the answer u32}.
 const exchangeHeader = 8
@@ -22,17 +21,14 @@ const exchangeHeader = 8
 // exchangeBytesMax bounds one direction of an exchange.
 const exchangeBytesMax = 8 << 20
 
-// serveEcho answers every exchange with as many bytes as it asks for, until alive ends: whoever started
-// it has gone then.
-func serveEcho(path string, alive io.Reader) error {
+// ServeEcho answers every exchange on the Unix socket that it makes at path with as many bytes as it asks for, until ctx ends. It is the other end
+// of the bare byte exchange that calls over the channel are measured beside, and it does nothing with the bytes.
+func ServeEcho(ctx context.Context, path string) error {
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		return err
 	}
-	go func() {
-		_, _ = io.Copy(io.Discard, alive)
-		_ = listener.Close()
-	}()
+	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
 	for {
 		conn, err := listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -77,28 +73,20 @@ func exchange(conn net.Conn, buf []byte, outgoing, incoming int) error {
 }
 
 // withEcho runs use against an echo server in a process of its own.
-func withEcho(use func(socket string) error) error {
+func withEcho(program string, use func(socket string) error) error {
 	dir, err := os.MkdirTemp("", "orbitkv-bench-")
 	if err != nil {
 		return err
 	}
 	socket := filepath.Join(dir, "echo.sock")
-	self, err := os.Executable()
+	server, err := startChild(program, "bench", EchoVerb, socket)
 	if err != nil {
-		return err
+		return errors.Join(fmt.Errorf("start the echo server: %w", err), os.RemoveAll(dir))
 	}
-	server := exec.Command(self, echoVerb, socket)
-	server.Stderr = os.Stderr
-	alive, err := server.StdinPipe()
-	if err == nil {
-		err = server.Start()
-	}
-	if err != nil {
-		return errors.Join(err, os.RemoveAll(dir))
-	}
-	return errors.Join(use(socket), alive.Close(), server.Wait(), os.RemoveAll(dir))
+	return errors.Join(use(socket), server.stop(), os.RemoveAll(dir))
 }
 
+// dialEcho waits until the server listens.
 func dialEcho(ctx context.Context, socket string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

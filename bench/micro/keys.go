@@ -1,4 +1,4 @@
-package main
+package micro
 
 import (
 	"encoding/binary"

@@ -1,12 +1,12 @@
-package main
+package micro
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -17,32 +17,28 @@ import (
 // Bounds of waits on the Manager.
 const (
 	startTimeout = 2 * time.Minute
-	stopTimeout  = 20 * time.Second
 	dialEvery    = 20 * time.Millisecond
 )
 
 // manager is an `orbitkv serve` that this process started.
 type manager struct {
-	socket  string
-	dir     string
-	process *exec.Cmd
-	exited  chan error
+	*child
+	socket string
+	dir    string
 }
 
-// startManager starts the binary with its socket in a fresh folder and waits until it answers a hello.
-func startManager(ctx context.Context, o options) (*manager, error) {
+// startManager starts the program with its socket in a fresh folder and waits until it answers a hello.
+func startManager(ctx context.Context, o ChannelOptions) (*manager, error) {
 	dir, err := os.MkdirTemp("", "orbitkv-bench-")
 	if err != nil {
 		return nil, err
 	}
-	m := &manager{socket: filepath.Join(dir, "orbitkv.sock"), dir: dir, exited: make(chan error, 1)}
-	m.process = exec.Command(o.binary, "serve", "--socket", m.socket, "--pool-size", strconv.FormatUint(o.poolBytes, 10),
-		"--http-addr", "off", "--log-level", "warn")
-	m.process.Stdout, m.process.Stderr = os.Stderr, os.Stderr
-	if err := m.process.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("start the Manager (make build makes it): %w", err), os.RemoveAll(dir))
+	socket := filepath.Join(dir, "orbitkv.sock")
+	process, err := startChild(o.Program, "serve", "--socket", socket, "--pool-size", strconv.FormatUint(o.PoolBytes, 10), "--http-addr", "off", "--log-level", "warn")
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start the Manager: %w", err), os.RemoveAll(dir))
 	}
-	go func() { m.exited <- m.process.Wait() }()
+	m := &manager{child: process, socket: socket, dir: dir}
 	if err := m.awaitHello(ctx); err != nil {
 		return nil, errors.Join(err, m.stop())
 	}
@@ -71,19 +67,7 @@ func (m *manager) awaitHello(ctx context.Context) error {
 }
 
 // stop ends the Manager and removes its folder.
-func (m *manager) stop() error {
-	err := m.process.Process.Signal(os.Interrupt)
-	if errors.Is(err, os.ErrProcessDone) {
-		err = nil
-	}
-	select {
-	case exit := <-m.exited:
-		err = errors.Join(err, exit)
-	case <-time.After(stopTimeout):
-		err = errors.Join(err, fmt.Errorf("the Manager did not stop within %v of an interrupt", stopTimeout), m.process.Process.Kill(), <-m.exited)
-	}
-	return errors.Join(err, os.RemoveAll(m.dir))
-}
+func (m *manager) stop() error { return errors.Join(m.child.stop(), os.RemoveAll(m.dir)) }
 
 // engine is one engine replica of one rank: the session that asks and the session that copies.
 type engine struct {
@@ -138,6 +122,16 @@ func (e *engine) join(ctx context.Context) error {
 }
 
 func (e *engine) close() error { return errors.Join(e.worker.Close(), e.scheduler.Close()) }
+
+// publishAll publishes the keys in order, in operations as large as the channel takes.
+func (e *engine) publishAll(ctx context.Context, keys []wire.Key) error {
+	for part := range slices.Chunk(keys, wire.OperationKeysMax) {
+		if err := e.publish(ctx, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // publish makes pages of these keys visible. Their bytes are never read here, so none is written.
 func (e *engine) publish(ctx context.Context, keys []wire.Key) error {

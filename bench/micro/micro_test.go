@@ -1,13 +1,18 @@
-package main
+package micro
 
 import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestQuantilesAndMedians(t *testing.T) {
@@ -32,9 +37,9 @@ func TestQuantilesAndMedians(t *testing.T) {
 func TestTheTableJoinsRounds(t *testing.T) {
 	r := &report{}
 	for r.round = 1; r.round <= 3; r.round++ {
-		r.add(figure{Name: "low", Clients: 8, Unit: "us", N: 1, P50: 5})
-		r.add(figure{Name: "low", Clients: 1, Unit: "us", N: 1, P50: 10})
-		r.add(figure{Name: "call", Clients: 1, Unit: "us", N: 2, P50: float64(10 * r.round), Ceiling: "low"})
+		r.add(figure{Name: "low", Parallel: 8, Unit: "us", N: 1, P50: 5})
+		r.add(figure{Name: "low", Parallel: 1, Unit: "us", N: 1, P50: 10})
+		r.add(figure{Name: "call", Parallel: 1, Unit: "us", N: 2, P50: float64(10 * r.round), Ceiling: "low"})
 	}
 	r.round = 3
 	var out strings.Builder
@@ -80,9 +85,9 @@ func TestTheHostFindsWhatItPublished(t *testing.T) {
 func TestTheEchoServerGivesBackWhatIsAskedFor(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	ended := make(chan error, 1)
-	alive, end := io.Pipe()
-	go func() { ended <- serveEcho(socket, alive) }()
-	conn, err := dialEcho(context.Background(), socket)
+	ctx, end := context.WithCancel(context.Background())
+	go func() { ended <- ServeEcho(ctx, socket) }()
+	conn, err := dialEcho(ctx, socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,18 +97,235 @@ func TestTheEchoServerGivesBackWhatIsAskedFor(t *testing.T) {
 			t.Errorf("%d bytes for %d: %v", bytes[0], bytes[1], err)
 		}
 	}
-	if err := errors.Join(conn.Close(), end.Close(), <-ended); err != nil {
+	end()
+	if err := errors.Join(conn.Close(), <-ended); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestFlags(t *testing.T) {
-	for _, arguments := range [][]string{{"-rounds", "0"}, {"-pool", "1"}, {"-index-pages", "1"}, {"x"}, {"-only", "("}} {
-		if _, err := parse(arguments); err == nil {
-			t.Errorf("%q was taken", arguments)
+// TestRatesAreComparedAsRates checks that more of a rate is better and less of a time is.
+func TestRatesAreComparedAsRates(t *testing.T) {
+	all := []figure{
+		{Name: "memcpy", Parallel: 2, P50: 100, Rate: 20, RateUnit: gibPerSecond},
+		{Name: "copy", Parallel: 2, P50: 100, Rate: 15, RateUnit: gibPerSecond, Ceiling: "memcpy"},
+		{Name: "call", Parallel: 2, P50: 400, Ceiling: "memcpy"},
+		{Name: "alone", Parallel: 1, P50: 400, Ceiling: "memcpy"},
+	}
+	for i, want := range []string{"- -", "memcpy, 20 GiB/s 75 %", "memcpy, 100 25 %", "- -"} {
+		if ceiling, share := of(all[i], all); ceiling+" "+share != want {
+			t.Errorf("%s: %s %s, want %s", all[i].Name, ceiling, share, want)
 		}
 	}
-	if o, err := parse([]string{"-only", "index"}); err != nil || o.only.MatchString("query") || !o.only.MatchString("index") {
-		t.Errorf("%+v, %v", o, err)
+}
+
+// TestFewSamplesHaveNoTail checks that a 99th percentile is only told of enough samples.
+func TestFewSamplesHaveNoTail(t *testing.T) {
+	r := &report{}
+	r.times("few", 1, "", make([]time.Duration, enoughForP99-1))
+	many := make([]time.Duration, enoughForP99)
+	many[0] = time.Second
+	many[1] = time.Second
+	r.times("many", 1, "", many)
+	if r.figures[0].P99 != 0 || r.figures[1].P99 != 1e6 {
+		t.Errorf("%+v", r.figures)
+	}
+}
+
+// TestEachClientIsCountedAndAFailureNamed checks the load loop: its warm-up, the least call of a client, and which failure it tells.
+func TestEachClientIsCountedAndAFailureNamed(t *testing.T) {
+	calls := make([]int, 3)
+	all, err := together(context.Background(), load{clients: 3, warmUp: 5, once: func(_ context.Context, i int) (time.Duration, error) {
+		calls[i]++
+		return time.Duration(1e12*i + calls[i]), nil
+	}})
+	if err != nil || all.calls <= 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	seen := map[int]bool{}
+	for _, sample := range all.samples {
+		if seen[int(sample/1e12)] = true; sample%1e12 <= 5 {
+			t.Errorf("call %d of a client's warm-up was counted", sample%1e12)
+		}
+	}
+	if len(seen) != 3 {
+		t.Errorf("clients %v have a sample", seen)
+	}
+	broken := errors.New("broken")
+	_, err = together(context.Background(), load{clients: 3, time: time.Hour, once: func(ctx context.Context, i int) (time.Duration, error) {
+		if i == 2 {
+			return 0, broken
+		}
+		<-ctx.Done()
+		return 0, ctx.Err()
+	}})
+	if !errors.Is(err, broken) || errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want the client's own failure alone", err)
+	}
+}
+
+// TestSectionsTurnRoundAndNothingIsKeptOfAnInterruptedRun checks the order of rounds, --only, and the file for programs.
+func TestSectionsTurnRoundAndNothingIsKeptOfAnInterruptedRun(t *testing.T) {
+	var ran []string
+	ctx, interrupt := context.WithCancel(context.Background())
+	var stopAt int
+	step := func(name string) func(context.Context, *report) error {
+		return func(_ context.Context, r *report) error {
+			if ran = append(ran, name); len(ran) == stopAt {
+				interrupt()
+			}
+			r.add(figure{Name: name, Unit: "us", N: 1, P50: 1})
+			return nil
+		}
+	}
+	sections := []section{{"a", step("a ceiling")}, {"a", step("a")}, {"b", step("b")}, {"c", step("c")}}
+	path := filepath.Join(t.TempDir(), "figures.jsonl")
+	o := Options{Rounds: 2, RowTime: 1, Only: regexp.MustCompile("a|c"), JSONPath: path, Progress: io.Discard}
+	if err := run(ctx, o, newReport("x", "clients"), sections, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(ran, ","); got != "a ceiling,a,c,c,a,a ceiling" {
+		t.Error(got)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil || strings.Count(string(text), "\n") != 6 || !strings.Contains(string(text), `"bench":"x"`) {
+		t.Errorf("%s, %v", text, err)
+	}
+	ran, stopAt, o.JSONPath = nil, 2, filepath.Join(t.TempDir(), "none.jsonl")
+	if err := run(ctx, o, newReport("x", "clients"), sections, io.Discard); err == nil || !strings.Contains(err.Error(), "interrupted in a, round 1 of 2") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(o.JSONPath); !errors.Is(err, os.ErrNotExist) {
+		t.Error("an interrupted run left its file")
+	}
+}
+
+func TestWhatCannotBeMeasuredIsRefused(t *testing.T) {
+	ctx, folder := context.Background(), t.TempDir()
+	common := func(change func(*Options)) Options {
+		o := Options{Rounds: 1, RowTime: 1, Progress: io.Discard}
+		change(&o)
+		return o
+	}
+	as := func(*Options) {}
+	channel := func(bytes uint64, keys ...int) error {
+		return Channel(ctx, ChannelOptions{Options: common(as), PoolBytes: bytes, Keys: keys}, io.Discard)
+	}
+	pool := func(bytes uint64, pages int, change func(*Options)) error {
+		return Pool(ctx, PoolOptions{Options: common(change), PoolBytes: bytes, IndexPages: pages}, io.Discard)
+	}
+	ssd := func(path string, bytes, block uint64, depths ...int) error {
+		return SSD(ctx, SSDOptions{Options: common(as), Path: path, FileBytes: bytes, Blocks: []uint64{block}, Depths: depths}, io.Discard)
+	}
+	_, unwritable := openLines(filepath.Join(folder, "none", "file"))
+	for _, c := range []struct {
+		err  error
+		word string
+	}{
+		{pool(poolBytesMin, indexPagesMin, func(o *Options) { o.Rounds = 0 }), "--rounds is 0"},
+		{pool(poolBytesMin, indexPagesMin, func(o *Options) { o.RowTime = 0 }), "--time is 0s"},
+		{pool(poolBytesMin, indexPagesMin, func(o *Options) { o.Only = regexp.MustCompile("none") }), "they are populate, copy, reclaim, index"},
+		{pool(1, indexPagesMin, as), "--pool is 1 bytes"},
+		{pool(1<<51, indexPagesMin, as), "--pool is"},
+		{pool(1<<50, indexPagesMin, as), "give a smaller --pool"},
+		{pool(poolBytesMin, 1, as), "--index-pages is 1"},
+		{channel(1, 64), "--pool is 1 bytes"},
+		{channel(channelPoolMin), "--keys is empty"},
+		{channel(channelPoolMin, 64, 4000), "--keys has 4000"},
+		{ssd(folder, 5000, diskAlign, 1), "--size is 5000"},
+		{ssd(folder, layBlock, 512, 1), "--blocks has 512"},
+		{ssd(folder, layBlock, 2*layBlock, 1), "none larger than --size"},
+		{ssd(folder, layBlock, diskAlign, 0), "--depths has 0"},
+		{ssd(folder, layBlock, diskAlign), "--blocks and --depths"},
+		{ssd(filepath.Join(folder, "none"), layBlock, diskAlign, 1), "no such file or directory: name one on the disk"},
+		{ssd("/proc/version", layBlock, diskAlign, 1), "/proc/version is no folder"},
+		{ssd(folder, 1<<60, diskAlign, 1), "give a smaller --size"},
+		{ssd("/proc", layBlock, diskAlign, 1), "/proc"},
+		{roomFor(1<<62, "it"), "give a smaller --pool"},
+		{unwritable, "--json"},
+	} {
+		if c.err == nil || !strings.Contains(c.err.Error(), c.word) {
+			t.Errorf("%v, want %q", c.err, c.word)
+		}
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestTheDiskIsReadAndWrittenAroundThePageCache measures a small file and looks for what is left.
+func TestTheDiskIsReadAndWrittenAroundThePageCache(t *testing.T) {
+	folder := t.TempDir()
+	d, err := openDisk(context.Background(), folder, 4<<20)
+	var none *NoDirectError
+	if errors.As(err, &none) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("the file has a name while it is measured: %v, %v", left, err)
+	}
+	if flags, err := openFlags(d.direct); err != nil || flags&unix.O_DIRECT == 0 || !strings.HasPrefix(d.storage.Direct, "held") {
+		t.Errorf("%#o, %+v, %v", flags, d.storage, err)
+	}
+	if flags, err := openFlags(d.buffered); err != nil || flags&unix.O_DIRECT != 0 {
+		t.Errorf("%#o, %v", flags, err)
+	}
+	b, err := newBuffers(2, layBlock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(b.of(0), "orbit")
+	if err := errors.Join(d.write(b.of(0), layBlock), d.read(b.of(1), layBlock)); err != nil || string(b.of(1)[:5]) != "orbit" {
+		t.Errorf("%q, %v", b.of(1)[:5], err)
+	}
+	if err := d.read(b.of(0), int64(d.bytes)); err == nil {
+		t.Error("a read past the end was taken")
+	}
+	if err := errors.Join(b.free(), d.close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReadsThatStopInThePageCacheAreNoDisk gives the proof a descriptor without O_DIRECT, as a file system that takes the flag by name does.
+func TestReadsThatStopInThePageCacheAreNoDisk(t *testing.T) {
+	file, err := os.CreateTemp(t.TempDir(), "buffered")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Truncate(4 << 20); err != nil {
+		t.Fatal(err)
+	}
+	d := &disk{direct: int(file.Fd()), buffered: int(file.Fd()), bytes: 4 << 20}
+	var none *NoDirectError
+	if err := d.prove(); !errors.As(err, &none) {
+		t.Errorf("%v, %q", err, d.storage.Direct)
+	}
+	if err := file.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestThePoolsCopiesMoveEveryByteOnce copies a page in and out and compares.
+func TestThePoolsCopiesMoveEveryByteOnce(t *testing.T) {
+	const pages = 2
+	engine := make([]byte, pages*pageBytes)
+	for i := range engine {
+		engine[i] = byte(i / pieceBytes)
+	}
+	page, was := make([]byte, pageBytes), slices.Clone(engine)
+	copyPage(engine, pages, 1, page, false)
+	for i := range pagePieces {
+		if page[i*pieceBytes] != byte(i*pages+1) {
+			t.Fatalf("piece %d came from %d", i, page[i*pieceBytes])
+		}
+	}
+	for i := range pagePieces {
+		clear(engine[(i*pages+1)*pieceBytes:][:pieceBytes])
+	}
+	copyPage(engine, pages, 1, page, true)
+	if !slices.Equal(engine, was) {
+		t.Error("the page did not come back as it was")
 	}
 }

@@ -1,8 +1,9 @@
-package main
+package micro
 
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,20 +14,35 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"orbitkv/bench/record"
+)
+
+// enoughForP99 is how many samples of one round a 99th percentile needs to be one.
+const enoughForP99 = 100
+
+// Units of rates.
+const (
+	gibPerSecond   = "GiB/s"
+	pagesPerSecond = "pages/s"
 )
 
 // figure is one measured row of one round.
 type figure struct {
-	Name    string  `json:"name"`
-	Clients int     `json:"clients"`
-	Round   int     `json:"round"`
-	Unit    string  `json:"unit"`
-	N       int     `json:"n"`
-	P50     float64 `json:"p50"`
-	P99     float64 `json:"p99,omitempty"`
-	Max     float64 `json:"max,omitempty"`
-	Ceiling string  `json:"ceiling,omitempty"` // name of the figure, with as many clients, that this one cannot beat
-	Machine machine `json:"machine"`
+	Bench    string          `json:"bench"` // channel, pool or ssd
+	Name     string          `json:"name"`
+	Parallel int             `json:"parallel"` // clients, threads or depth of the queue; zero where that says nothing
+	Round    int             `json:"round"`
+	Unit     string          `json:"unit"` // of P50, P99 and Max
+	N        int             `json:"n"`
+	P50      float64         `json:"p50"`
+	P99      float64         `json:"p99,omitempty"` // absent below enoughForP99 samples
+	Max      float64         `json:"max,omitempty"`
+	Rate     float64         `json:"rate,omitempty"` // of all clients together
+	RateUnit string          `json:"rate_unit,omitempty"`
+	Ceiling  string          `json:"ceiling,omitempty"` // name of the figure, of as many clients, that this one cannot beat
+	Machine  machine         `json:"machine"`
+	Storage  *record.Storage `json:"storage,omitempty"`
 }
 
 // machine is what the figures were measured on.
@@ -56,23 +72,42 @@ func thisMachine() machine {
 
 // report collects the figures of all rounds.
 type report struct {
-	machine machine
-	round   int
-	figures []figure
+	bench    string
+	parallel string // what Parallel counts: the head of its column
+	about    string // a line above the table
+	note     string // a line below it
+	machine  machine
+	storage  *record.Storage
+	round    int
+	name     string // of the section that runs
+	figures  []figure
+}
+
+func newReport(bench, parallel string) *report {
+	return &report{bench: bench, parallel: parallel, machine: thisMachine()}
 }
 
 // times adds the distribution of samples in microseconds.
-func (r *report) times(name string, clients int, ceiling string, samples []time.Duration) {
+func (r *report) times(name string, parallel int, ceiling string, samples []time.Duration) {
+	r.rated(name, parallel, ceiling, samples, 0, "")
+}
+
+// rated adds the distribution of samples in microseconds, and the rate of all clients together.
+func (r *report) rated(name string, parallel int, ceiling string, samples []time.Duration, rate float64, unit string) {
 	slices.Sort(samples)
-	r.add(figure{
-		Name: name, Clients: clients, Unit: "us", N: len(samples), Ceiling: ceiling,
-		P50: micros(quantile(samples, 50)), P99: micros(quantile(samples, 99)), Max: micros(quantile(samples, 100)),
-	})
+	f := figure{
+		Name: name, Parallel: parallel, Unit: "us", N: len(samples), Ceiling: ceiling, Rate: rate, RateUnit: unit,
+		P50: micros(quantile(samples, 50)), Max: micros(quantile(samples, 100)),
+	}
+	if len(samples) >= enoughForP99 {
+		f.P99 = micros(quantile(samples, 99))
+	}
+	r.add(f)
 }
 
 // add keeps a figure of the current round.
 func (r *report) add(f figure) {
-	f.Round, f.Machine = r.round, r.machine
+	f.Bench, f.Round, f.Machine, f.Storage = r.bench, r.round, r.machine, r.storage
 	r.figures = append(r.figures, f)
 }
 
@@ -86,37 +121,21 @@ func quantile(sorted []time.Duration, percent int) time.Duration {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-func (r *report) writeJSON(path string) error {
-	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	buffered := bufio.NewWriter(file)
-	out := json.NewEncoder(buffered)
-	for _, f := range r.figures {
-		if err = out.Encode(f); err != nil {
-			break
-		}
-	}
-	if flushing := buffered.Flush(); err == nil {
-		err = flushing
-	}
-	if closing := file.Close(); err == nil {
-		err = closing
-	}
-	return err
+// gib is calls of so many bytes a second in GiB/s.
+func gib(callsPerSecond float64, bytes uint64) float64 {
+	return callsPerSecond * float64(bytes) / (1 << 30)
 }
 
 // medians joins the rounds: each number is the median of the rounds' numbers, n is their sum, the order is that of the first round.
 func (r *report) medians() []figure {
 	type place struct {
-		name    string
-		clients int
+		name     string
+		parallel int
 	}
 	rounds := map[place][]figure{}
 	var order []place
 	for _, f := range r.figures {
-		p := place{f.Name, f.Clients}
+		p := place{f.Name, f.Parallel}
 		if len(rounds[p]) == 0 {
 			order = append(order, p)
 		}
@@ -127,18 +146,25 @@ func (r *report) medians() []figure {
 		same := rounds[p]
 		f := same[0]
 		f.Round, f.N = 0, 0
-		var p50, p99, top []float64
+		var p50, p99, top, rates []float64
 		for _, one := range same {
 			f.N += one.N
-			p50, p99, top = append(p50, one.P50), append(p99, one.P99), append(top, one.Max)
+			p50, top, rates = append(p50, one.P50), append(top, one.Max), append(rates, one.Rate)
+			if one.P99 > 0 {
+				p99 = append(p99, one.P99)
+			}
 		}
-		f.P50, f.P99, f.Max = median(p50), median(p99), median(top)
+		f.P50, f.P99, f.Max, f.Rate = median(p50), median(p99), median(top), median(rates)
 		joined = append(joined, f)
 	}
 	return joined
 }
 
+// median returns zero without values.
 func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
 	slices.Sort(values)
 	middle := len(values) / 2
 	if len(values)%2 == 1 {
@@ -150,21 +176,59 @@ func median(values []float64) float64 {
 // print writes the medians as a Markdown table, so that a page can take it as it is.
 func (r *report) print(w io.Writer) error {
 	joined := r.medians()
-	fmt.Fprintf(w, "%s, %d CPUs, Linux %s, %s; medians of %d rounds\n\n", r.machine.CPU, r.machine.CPUs, r.machine.Kernel, r.machine.Go, r.round)
-	table := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
-	fmt.Fprintln(table, "| what\t| clients\t| unit\t| p50\t| p99\t| max\t| n\t| ceiling\t| of it\t|")
-	fmt.Fprintln(table, "|---\t|---\t|---\t|---\t|---\t|---\t|---\t|---\t|---\t|")
-	for _, f := range joined {
-		ceiling, share := "-", "-"
-		for _, c := range joined {
-			if c.Name == f.Ceiling && c.Clients == f.Clients && f.P50 > 0 {
-				ceiling, share = fmt.Sprintf("%s, %s", c.Name, number(c.P50)), fmt.Sprintf("%.0f %%", 100*c.P50/f.P50)
-			}
-		}
-		fmt.Fprintf(table, "| %s\t| %d\t| %s\t| %s\t| %s\t| %s\t| %d\t| %s\t| %s\t|\n",
-			f.Name, f.Clients, f.Unit, number(f.P50), number(f.P99), number(f.Max), f.N, ceiling, share)
+	rated := slices.ContainsFunc(joined, func(f figure) bool { return f.Rate > 0 })
+	fmt.Fprintf(w, "%s, %d CPUs, Linux %s, %s; medians of %d rounds\n", r.machine.CPU, r.machine.CPUs, r.machine.Kernel, r.machine.Go, r.round)
+	if r.about != "" {
+		fmt.Fprintln(w, r.about)
 	}
-	return table.Flush()
+	fmt.Fprintln(w)
+	table := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
+	row := func(cells ...string) {
+		if !rated {
+			cells = slices.Delete(cells, 6, 7)
+		}
+		fmt.Fprintf(table, "| %s\t|\n", strings.Join(cells, "\t| "))
+	}
+	row("what", r.parallel, "unit", "p50", "p99", "max", "rate", "n", "ceiling", "of it")
+	row(slices.Repeat([]string{"---"}, 10)...)
+	for _, f := range joined {
+		ceiling, share := of(f, joined)
+		parallel := "-"
+		if f.Parallel > 0 {
+			parallel = fmt.Sprint(f.Parallel)
+		}
+		row(f.Name, parallel, f.Unit, number(f.P50), number(f.P99), number(f.Max), rate(f), fmt.Sprint(f.N), ceiling, share)
+	}
+	err := table.Flush()
+	if r.note != "" {
+		fmt.Fprintf(w, "\n%s\n", r.note)
+	}
+	return err
+}
+
+// of returns the ceiling of a figure among the others and which share of it the figure reaches: by their rates where both have one of the same
+// unit, else by their medians.
+func of(f figure, all []figure) (ceiling, share string) {
+	for _, c := range all {
+		if c.Name != f.Ceiling || c.Parallel != f.Parallel || f.P50 == 0 {
+			continue
+		}
+		if c.Rate > 0 && c.RateUnit == f.RateUnit {
+			return c.Name + ", " + rate(c), fmt.Sprintf("%.0f %%", 100*f.Rate/c.Rate)
+		}
+		return c.Name + ", " + number(c.P50), fmt.Sprintf("%.0f %%", 100*c.P50/f.P50)
+	}
+	return "-", "-"
+}
+
+func rate(f figure) string {
+	switch {
+	case f.Rate == 0:
+		return "-"
+	case f.RateUnit == gibPerSecond:
+		return fmt.Sprintf("%.3g %s", f.Rate, f.RateUnit)
+	}
+	return fmt.Sprintf("%.3g M %s", f.Rate/1e6, f.RateUnit)
 }
 
 func number(v float64) string {
@@ -175,4 +239,53 @@ func number(v float64) string {
 		return fmt.Sprintf("%.1f", v)
 	}
 	return fmt.Sprintf("%.0f", v)
+}
+
+// lines is the file for programs. It is opened before anything is measured, so that a path that cannot be written costs no one their time.
+type lines struct {
+	file *os.File // nil when none is wanted
+	made bool     // by openLines
+}
+
+func openLines(path string) (*lines, error) {
+	if path == "" {
+		return &lines{}, nil
+	}
+	const flags = os.O_APPEND | os.O_CREATE | os.O_WRONLY
+	file, err := os.OpenFile(path, flags|os.O_EXCL, 0o644)
+	made := err == nil
+	if errors.Is(err, os.ErrExist) {
+		file, err = os.OpenFile(path, flags, 0o644)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--json: %w", err)
+	}
+	return &lines{file: file, made: made}, nil
+}
+
+// keep appends the figures and closes the file.
+func (l *lines) keep(figures []figure) error {
+	if l.file == nil {
+		return nil
+	}
+	buffered := bufio.NewWriter(l.file)
+	out := json.NewEncoder(buffered)
+	for _, f := range figures {
+		if err := out.Encode(f); err != nil {
+			return errors.Join(err, l.file.Close())
+		}
+	}
+	return errors.Join(buffered.Flush(), l.file.Close())
+}
+
+// discard closes the file and removes it unless it was there before.
+func (l *lines) discard() error {
+	if l.file == nil {
+		return nil
+	}
+	err := l.file.Close()
+	if l.made {
+		err = errors.Join(err, os.Remove(l.file.Name()))
+	}
+	return err
 }

@@ -1,0 +1,118 @@
+package micro
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"time"
+)
+
+// SSDOptions are what SSD measures with.
+type SSDOptions struct {
+	Options
+	Path      string   // folder on the disk
+	FileBytes uint64   // of the file that is made there
+	Blocks    []uint64 // bytes of one read or write
+	Depths    []int    // reads or writes at a time
+}
+
+const ssdNote = "These rows are the ceiling of an SSD tier: what the disk gives a pool of threads that each wait for one pread or pwrite at a random place. The tier's own\n" +
+	"rows will stand beside them; this version of `orbitkv serve` has no SSD tier yet, so that there is nothing to compare. A write ends when the disk has taken it;\n" +
+	"what a flush of the disk's own cache costs is not in it."
+
+func (o SSDOptions) check() error {
+	if o.FileBytes < layBlock || o.FileBytes%layBlock != 0 {
+		return fmt.Errorf("--size is %d bytes: give a multiple of 1 MiB", o.FileBytes)
+	}
+	if len(o.Blocks) == 0 || len(o.Depths) == 0 {
+		return errors.New("--blocks and --depths need one value each at least")
+	}
+	for _, depth := range o.Depths {
+		if depth < 1 || depth > depthMax {
+			return fmt.Errorf("--depths has %d: give 1 to %d", depth, depthMax)
+		}
+	}
+	for _, block := range o.Blocks {
+		if block < diskAlign || block%diskAlign != 0 || block > blockBytesMax || block > o.FileBytes {
+			return fmt.Errorf("--blocks has %d bytes: give multiples of %d up to %d, none larger than --size", block, diskAlign, blockBytesMax)
+		}
+		for _, depth := range o.Depths {
+			if block*uint64(depth) > flightMax {
+				return fmt.Errorf("%d blocks of %d bytes at a time need more than %d bytes of buffers: lower --depths or --blocks", depth, block, uint64(flightMax))
+			}
+		}
+	}
+	return nil
+}
+
+// SSD measures a disk with a file that it makes in a folder, and writes the table to out. The file has no name and goes with the call. A
+// folder whose file system only takes O_DIRECT by name is a *NoDirectError.
+func SSD(ctx context.Context, o SSDOptions, out io.Writer) (err error) {
+	r := newReport("ssd", "depth")
+	var d *disk
+	sections := []section{
+		{"read", func(ctx context.Context, r *report) error { return o.rows(ctx, r, "read", d.read) }},
+		{"write", func(ctx context.Context, r *report) error { return o.rows(ctx, r, "write", d.write) }},
+	}
+	if err := errors.Join(o.check(), o.Options.check(sections)); err != nil {
+		return err
+	}
+	fmt.Fprintf(o.Progress, "ssd: laying a file of %s in %s\n", sizeName(o.FileBytes), o.Path)
+	if d, err = openDisk(ctx, o.Path, o.FileBytes); err != nil {
+		if ctx.Err() != nil {
+			return errors.New("interrupted while the file was laid: it is gone, and no figure is kept")
+		}
+		return err
+	}
+	defer func() { err = errors.Join(err, d.close()) }()
+	r.storage = &d.storage
+	r.about = fmt.Sprintf("%s: mount %s, file system %s, device %s, file of %s, O_DIRECT %s", d.storage.Path, d.storage.Mount, d.storage.Filesystem,
+		d.storage.Device, sizeName(d.bytes), d.storage.Direct)
+	r.note = ssdNote
+	return run(ctx, o.Options, r, sections, out)
+}
+
+// rows measures one row for each block size and depth.
+func (o SSDOptions) rows(ctx context.Context, r *report, name string, call func([]byte, int64) error) error {
+	for _, block := range o.Blocks {
+		for _, depth := range o.Depths {
+			if err := o.row(ctx, r, name+" "+sizeName(block), block, depth, call); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (o SSDOptions) row(ctx context.Context, r *report, name string, block uint64, depth int, call func([]byte, int64) error) error {
+	b, err := newBuffers(depth, int(block))
+	if err != nil {
+		return err
+	}
+	all, err := together(ctx, load{clients: depth, warmUp: 1, time: o.RowTime, once: func(_ context.Context, i int) (time.Duration, error) {
+		at := rand.Uint64N(o.FileBytes/block) * block
+		begun := time.Now()
+		err := call(b.of(i), int64(at))
+		return time.Since(begun), err
+	}})
+	if err = errors.Join(err, b.free()); err != nil {
+		return err
+	}
+	r.rated(name, depth, "", all.samples, gib(all.calls, block), gibPerSecond)
+	return nil
+}
+
+// sizeName is a size in the largest unit that it is a whole number of.
+func sizeName(bytes uint64) string {
+	for _, u := range []struct {
+		name  string
+		bytes uint64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if bytes >= u.bytes && bytes%u.bytes == 0 {
+			return fmt.Sprintf("%d %s", bytes/u.bytes, u.name)
+		}
+	}
+	return fmt.Sprintf("%d bytes", bytes)
+}
