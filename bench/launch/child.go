@@ -28,6 +28,7 @@ type child struct {
 	process
 	log     string // path
 	kept    map[string]string
+	mark    string // in the environment of it and of all that it starts
 	started time.Time
 	pid     atomic.Int64 // 0 until it runs
 
@@ -60,18 +61,19 @@ func startChild(program string, p process, log string) (*child, error) {
 	if err != nil {
 		return nil, errors.Join(err, control.Close())
 	}
-	defer reporting.Close()
 
 	whole, kept := environmentOf(os.Environ(), p.environment)
-	c := &child{process: p, log: log, kept: kept, control: control, ended: make(chan struct{}), gone: make(chan struct{})}
+	c := &child{process: p, log: log, kept: kept, mark: newMark(), control: control, ended: make(chan struct{}), gone: make(chan struct{})}
 	c.guard = exec.Command(program, append([]string{GuardVerb, "--"}, p.command...)...)
-	c.guard.Env = whole
+	c.guard.Env = append(whole, c.mark)
 	c.guard.Stdin, c.guard.Stdout, c.guard.Stderr = word, out, out
 	c.guard.ExtraFiles = []*os.File{reporting}
 	// A session of its own: an interrupt at the terminal is for the measurement to handle, which ends its processes in order.
 	c.guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	c.started = time.Now()
-	if err := c.guard.Start(); err != nil {
+	err = c.guard.Start()
+	_ = reporting.Close() // the guard's alone: the end of the pipe tells of the guard's end
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start the guard of the %s: %w", p.part, err), control.Close(), reports.Close())
 	}
 	begun := make(chan error, 1)
@@ -131,13 +133,10 @@ func (c *child) note(exit string) {
 	}
 }
 
-// clean kills the session of a process whose guard died, and waits until nothing of it lives.
+// clean kills what a guard that died left behind, and waits until nothing of it lives.
 func (c *child) clean() {
-	if c.pid.Load() == 0 {
-		return
-	}
 	end := time.Now().Add(afterKillLimit)
-	for members := sessionMembers(int(c.pid.Load())); len(members) > 0; members = sessionMembers(int(c.pid.Load())) {
+	for members := marked(c.mark); len(members) > 0; members = marked(c.mark) {
 		if time.Now().After(end) {
 			c.mu.Lock()
 			c.left = fmt.Errorf("processes of the %s are left after SIGKILL: %v", c.part, members)

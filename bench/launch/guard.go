@@ -26,6 +26,9 @@ const (
 	killEvery    = 50 * time.Millisecond
 )
 
+// patience is how long a guard waits before SIGKILL.
+type patience struct{ stop, stray, tracker time.Duration }
+
 // guardReports is the descriptor on which a guard writes its reports, one JSON object a line.
 const guardReports = 3
 
@@ -42,6 +45,10 @@ type guardReport struct {
 // charge is gone, those in other sessions included: the kernel hands each orphan to the guard, so none can hide. The error says what of
 // the guard itself failed.
 func Guard(command []string) error {
+	return guardCharge(command, patience{stopLimit, strayLimit, trackerLimit})
+}
+
+func guardCharge(command []string, limits patience) error {
 	if len(command) == 0 {
 		return errors.New("the guard was given no command: only a measurement starts it")
 	}
@@ -51,6 +58,7 @@ func Guard(command []string) error {
 	}
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	unix.CloseOnExec(guardReports) // the end of this pipe tells of the guard's end, so nobody else may hold it
 	reports := json.NewEncoder(os.NewFile(guardReports, "reports"))
 
 	pid, err := startCharge(command)
@@ -58,7 +66,7 @@ func Guard(command []string) error {
 		return errors.Join(reports.Encode(guardReport{Error: err.Error()}), err)
 	}
 	g := guard{
-		pid: pid, reports: reports, running: true, deadline: time.NewTimer(time.Hour), tick: time.NewTicker(killEvery),
+		pid: pid, limits: limits, reports: reports, running: true, deadline: time.NewTimer(time.Hour), tick: time.NewTicker(killEvery),
 		ended: make(chan syscall.WaitStatus, 1), gone: make(chan struct{}), words: make(chan bool),
 	}
 	g.deadline.Stop()
@@ -94,6 +102,8 @@ func startCharge(command []string) (int, error) {
 // guard is the state of one Guard; watch alone changes it.
 type guard struct {
 	pid      int
+	limits   patience
+	asked    bool // to end in order
 	reports  *json.Encoder
 	running  bool // the charge itself
 	killing  time.Time
@@ -168,15 +178,13 @@ func (g *guard) end() {
 	}
 }
 
-// charge takes note that the charge ended. What it left behind has a moment to end as well, unless a longer limit runs already.
+// charge takes note that the charge ended. What it left behind has a moment to end as well; after an end in order, the rest of that limit.
 func (g *guard) charge(status syscall.WaitStatus) {
 	_ = g.reports.Encode(guardReport{Exit: exitText(status)})
-	if g.running && g.killing.IsZero() && !g.deadline.Stop() {
-		g.deadline.Reset(strayLimit)
-	} else {
-		g.deadline.Reset(stopLimit)
-	}
 	g.running = false
+	if !g.asked {
+		g.deadline.Reset(g.limits.stray)
+	}
 }
 
 // terminate asks the charge to end, or what it left behind if it has ended.
@@ -189,7 +197,8 @@ func (g *guard) terminate() {
 	} else {
 		signalAll(descendants(os.Getpid()), syscall.SIGTERM)
 	}
-	g.deadline.Reset(stopLimit)
+	g.asked = true
+	g.deadline.Reset(g.limits.stop)
 }
 
 // kill begins to end everything by SIGKILL.
@@ -204,7 +213,7 @@ func (g *guard) kill() {
 // go last: when all others are gone they remove the shared memory that those left, hundreds of megabytes of an engine, and end.
 func (g *guard) killRound() {
 	var victims []int
-	patient := time.Since(g.killing) < trackerLimit
+	patient := time.Since(g.killing) < g.limits.tracker
 	for _, pid := range descendants(os.Getpid()) {
 		if !patient || !tracksResources(pid) {
 			victims = append(victims, pid)

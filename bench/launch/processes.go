@@ -2,15 +2,17 @@ package launch
 
 import (
 	"bytes"
+	"crypto/rand"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 // procFacts are what /proc says of a process. A zombie holds nothing any more and is left out.
 type procFacts struct {
-	pid, parent, session int
+	pid, parent int
 }
 
 // livingProcesses lists the processes that are alive; one that ends meanwhile is left out.
@@ -36,14 +38,13 @@ func livingProcesses() []procFacts {
 func parseStat(text string) (procFacts, bool) {
 	head, rest, ok := cutLast(text, ")")
 	fields := strings.Fields(rest)
-	if !ok || len(fields) < 4 || strings.ContainsAny(fields[0], "ZX") {
+	if !ok || len(fields) < 2 || strings.ContainsAny(fields[0], "ZX") {
 		return procFacts{}, false
 	}
 	first, _, _ := strings.Cut(head, " ")
 	pid, err1 := strconv.Atoi(first)
 	parent, err2 := strconv.Atoi(fields[1])
-	session, err3 := strconv.Atoi(fields[3])
-	return procFacts{pid, parent, session}, err1 == nil && err2 == nil && err3 == nil
+	return procFacts{pid, parent}, err1 == nil && err2 == nil
 }
 
 func cutLast(text, separator string) (before, after string, found bool) {
@@ -69,11 +70,18 @@ func descendants(root int) []int {
 	return found
 }
 
-// sessionMembers lists the living processes of a session.
-func sessionMembers(session int) []int {
+// markVariable is in the environment of a charge and of all that it starts; its value tells charges apart.
+const markVariable = "BENCH_CHARGE"
+
+// newMark returns an entry of the environment that no other process has.
+func newMark() string { return markVariable + "=" + rand.Text() }
+
+// marked lists the living processes that were started with a mark, whoever their parents are now.
+func marked(mark string) []int {
 	var found []int
 	for _, p := range livingProcesses() {
-		if p.session == session {
+		text, err := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/environ")
+		if err == nil && slices.Contains(strings.Split(string(text), "\x00"), mark) {
 			found = append(found, p.pid)
 		}
 	}

@@ -1,0 +1,208 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"orbitkv/bench/record"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// What the test's own program is when it is started again: the guard, the measurement, or the fake of a process.
+const (
+	roleMeasurement = "measurement"
+	roleDescendant  = "descendant"
+	modeVariable    = "LAUNCH_TEST_MODE" // what the fake engine does
+	pidsVariable    = "LAUNCH_TEST_PIDS" // the file to which every process of the tree appends its id
+)
+
+// The modes of the fake engine.
+const (
+	modeServe    = "serve"    // it becomes ready, with descendants that do not end by themselves
+	modeStubborn = "stubborn" // the same, and it ignores SIGTERM
+	modeDie      = "die"      // it writes a traceback and ends
+	modeSilent   = "silent"   // it never listens
+	modeLate     = "late"     // it becomes ready, and ends on its own when it is asked for /die
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case GuardVerb:
+			exit(guardCharge(os.Args[3:], patience{stop: 500 * time.Millisecond, stray: 100 * time.Millisecond, tracker: time.Second}))
+		case "serve":
+			exit(fakeServer(modeServe))
+		case "-m":
+			exit(fakeServer(os.Getenv(modeVariable)))
+		case roleDescendant:
+			exit(fakeDescendant())
+		case roleMeasurement:
+			exit(fakeMeasurement(os.Args[2]))
+		}
+	}
+	os.Exit(m.Run())
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// fakeServer is the engine or the Manager: its port is the last of what follows --port, or of --http-addr's host:port.
+func fakeServer(mode string) error {
+	if err := notePID(); err != nil {
+		return err
+	}
+	switch mode {
+	case modeDie:
+		fmt.Print(vllmDeath)
+		os.Exit(3)
+	case modeSilent:
+		fmt.Println("INFO loading weights")
+		select {}
+	case modeStubborn:
+		signal.Ignore(syscall.SIGTERM)
+	}
+	if mode != modeLate {
+		if err := startDescendants(); err != nil {
+			return err
+		}
+	}
+	port := ""
+	for i, word := range os.Args {
+		if word == "--port" || word == "--http-addr" {
+			port = os.Args[i+1][strings.LastIndex(os.Args[i+1], ":")+1:]
+		}
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("/die", func(http.ResponseWriter, *http.Request) {
+		fmt.Println("ERROR the device fell off the bus")
+		os.Exit(7)
+	})
+	return http.ListenAndServe("127.0.0.1:"+port, mux)
+}
+
+// startDescendants starts a child in the same session, and one in a session of its own that starts another one and ends, as a daemon does.
+func startDescendants() error {
+	for _, kind := range []string{"plain", "daemon"} {
+		c := exec.Command(os.Args[0], roleDescendant, kind)
+		c.SysProcAttr = &syscall.SysProcAttr{Setsid: kind == "daemon"}
+		if err := c.Start(); err != nil {
+			return err
+		}
+		if kind == "daemon" {
+			if err := c.Wait(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func fakeDescendant() error {
+	if os.Args[2] == "daemon" {
+		c := exec.Command(os.Args[0], roleDescendant, "orphan")
+		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		return c.Start()
+	}
+	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
+	if err := notePID(); err != nil {
+		return err
+	}
+	select {}
+}
+
+func notePID() error {
+	file, err := os.OpenFile(os.Getenv(pidsVariable), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(file, "%d\n", os.Getpid())
+	return errors.Join(err, file.Close())
+}
+
+// fakeMeasurement starts a stack, says so, and waits to be killed.
+func fakeMeasurement(folder string) error {
+	_, err := Start(context.Background(), testSpec(folder, OrbitKV), nil)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	select {}
+}
+
+// testSpec is a stack whose every program is this test's own.
+func testSpec(folder, backend string) Spec {
+	o := record.Options{
+		Engine: VLLM, Device: OnCPU, Model: "/models/tiny", PageSize: 64, GPUTokens: 1024, PrefillTokens: 512, HostGiB: 1,
+		CPUConnector: OffloadingConnector, EnginePython: os.Args[0],
+	}
+	return Spec{
+		Options: o, Backend: backend, Pass: 1, Attempt: 2, Manager: os.Args[0], MaxModelLen: 832, MaxSeqs: 4,
+		LogPath: func(part string) string { return filepath.Join(folder, part+".log") }, Model: record.Model{BytesPerToken: 1 << 20},
+	}
+}
+
+// tree reads the ids of the processes that a stack consists of, and opens each: an id alone may be another process's by the time it is looked at.
+func tree(t *testing.T, file string, want int) []*os.Process {
+	t.Helper()
+	var found []*os.Process
+	for found = nil; len(found) < want; {
+		text, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		words := strings.Fields(string(text))
+		if len(words) < want {
+			waitTick()
+			continue
+		}
+		for _, word := range words {
+			pid, err := strconv.Atoi(word)
+			if err != nil {
+				t.Fatal(err)
+			}
+			process, err := os.FindProcess(pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = append(found, process)
+		}
+	}
+	return found
+}
+
+// waitTick lets other processes run before a file is read again; the test's own limit ends a wait in vain.
+func waitTick() { <-time.After(5 * time.Millisecond) }
+
+// awaitGone returns once no process of a tree is alive; a zombie of another parent counts as gone.
+func awaitGone(t *testing.T, processes []*os.Process) {
+	t.Helper()
+	for _, p := range processes {
+		for alive(p.Pid) {
+			waitTick()
+		}
+	}
+}
+
+func alive(pid int) bool {
+	return slices.ContainsFunc(livingProcesses(), func(p procFacts) bool { return p.pid == pid })
+}

@@ -1,0 +1,226 @@
+package launch
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"orbitkv/bench/record"
+)
+
+// treeSize is the processes of a stack with a Manager: either has a child and an orphan beside itself.
+const treeSize = 6
+
+// setMode names what the fake engine does, and returns the file of the ids.
+func setMode(t *testing.T, mode string) (folder, pids string) {
+	t.Helper()
+	folder = filepath.Join(t.TempDir(), "logs")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	pids = filepath.Join(folder, "pids")
+	t.Setenv(modeVariable, mode)
+	t.Setenv(pidsVariable, pids)
+	return folder, pids
+}
+
+func TestStackStartsAndLeavesNothing(t *testing.T) {
+	folder, pids := setMode(t, modeServe)
+	notes := map[string][]record.Launch{}
+	stack, err := Start(t.Context(), testSpec(folder, OrbitKV), func(l record.Launch) { notes[l.Part] = append(notes[l.Part], l) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	processes := tree(t, pids, treeSize)
+	for _, address := range []string{stack.Engine(), stack.Manager()} {
+		if !ready(t.Context(), http.DefaultClient, address+"/health") {
+			t.Errorf("%s does not answer", address)
+		}
+	}
+	if stack.Service() != "" {
+		t.Errorf("there is no other service, but it is said to be at %s", stack.Service())
+	}
+	private := stack.at.folder
+	for range 2 {
+		if err := stack.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, p := range processes {
+		if alive(p.Pid) {
+			t.Errorf("process %d outlives Stop", p.Pid)
+		}
+	}
+	if _, err := os.Stat(private); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the private folder is left: %v", err)
+	}
+	for _, part := range []string{PartManager, PartEngine} {
+		n := notes[part]
+		if len(n) != 3 || n[0].ReadySeconds != 0 || n[1].ReadySeconds == 0 || n[2].Exit != "signal 15 (terminated)" {
+			t.Errorf("the %s was told of as %+v; want a start, a readiness and an end by SIGTERM", part, n)
+		}
+		if n[0].Log != "logs/"+part+".log" || n[0].Backend != OrbitKV || n[0].Pass != 1 || n[0].Attempt != 2 || !n[2].Started.Equal(n[0].Started) {
+			t.Errorf("the %s has the launch %+v", part, n[0])
+		}
+	}
+	select {
+	case reason := <-stack.Died():
+		t.Errorf("an end that was asked for is told as a death: %s", reason)
+	default:
+	}
+}
+
+func TestStubbornEngineIsKilled(t *testing.T) {
+	folder, pids := setMode(t, modeStubborn)
+	var last record.Launch
+	stack, err := Start(t.Context(), testSpec(folder, Native), func(l record.Launch) { last = l })
+	if err != nil {
+		t.Fatal(err)
+	}
+	processes := tree(t, pids, treeSize/2)
+	if err := stack.Stop(); err != nil {
+		t.Error(err)
+	}
+	for _, p := range processes {
+		if alive(p.Pid) {
+			t.Errorf("process %d outlives Stop", p.Pid)
+		}
+	}
+	if last.Exit != "signal 9 (killed)" {
+		t.Errorf("it ended with %q; want SIGKILL after the limit", last.Exit)
+	}
+}
+
+func TestKilledMeasurementLeavesNothing(t *testing.T) {
+	folder, pids := setMode(t, modeServe)
+	measurement := exec.Command(os.Args[0], roleMeasurement, folder)
+	out, err := measurement.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	measurement.Stderr = os.Stderr
+	if err := measurement.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("the measurement says %q, %v", line, err)
+	}
+	processes := tree(t, pids, treeSize)
+	if err := measurement.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := measurement.Wait(); err == nil {
+		t.Error("the measurement ended well although it was killed")
+	}
+	awaitGone(t, processes)
+}
+
+func TestKilledGuardLeavesNothing(t *testing.T) {
+	folder, pids := setMode(t, modeServe)
+	stack, err := Start(t.Context(), testSpec(folder, Native), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	processes := tree(t, pids, treeSize/2)
+	if err := stack.children[0].guard.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if reason := <-stack.Died(); !strings.Contains(reason, "guard ended") {
+		t.Errorf("the death is told as %q", reason)
+	}
+	if err := stack.Stop(); err != nil {
+		t.Error(err)
+	}
+	for _, p := range processes {
+		if alive(p.Pid) {
+			t.Errorf("process %d outlives its guard and Stop", p.Pid)
+		}
+	}
+}
+
+func TestDeathIsTold(t *testing.T) {
+	folder, _ := setMode(t, modeLate)
+	stack, err := Start(t.Context(), testSpec(folder, Native), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ready(t.Context(), http.DefaultClient, stack.Engine()+"/die") {
+		t.Error("the engine answered although it ended")
+	}
+	want := "the engine ended on its own with exit status 7: ERROR the device fell off the bus"
+	if reason := <-stack.Died(); reason != want {
+		t.Errorf("the death is told as %q; want %q", reason, want)
+	}
+	if err := stack.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEngineThatDiesAtItsStart(t *testing.T) {
+	folder, pids := setMode(t, modeDie)
+	_, err := Start(t.Context(), testSpec(folder, OrbitKV), nil)
+	var failure *StartError
+	if !errors.As(err, &failure) {
+		t.Fatalf("the start ended with %v", err)
+	}
+	want := "it ended with exit status 3 while starting: ModuleNotFoundError: No module named 'flexkv'"
+	if failure.Part != PartEngine || failure.Reason != want || failure.Log != filepath.Join(folder, "engine.log") {
+		t.Errorf("the start failed with %+v; want the reason %q", failure, want)
+	}
+	for _, p := range tree(t, pids, 4) { // the Manager's three and the engine
+		if alive(p.Pid) {
+			t.Errorf("process %d outlives the failed start", p.Pid)
+		}
+	}
+}
+
+func TestEngineThatNeverGetsReady(t *testing.T) {
+	folder, pids := setMode(t, modeSilent)
+	_, err := start(t.Context(), testSpec(folder, Native), nil, 300*time.Millisecond)
+	var failure *StartError
+	if !errors.As(err, &failure) || !strings.Contains(failure.Reason, "/health with 200 within 300ms") || !strings.Contains(failure.Reason, "INFO loading weights") {
+		t.Fatalf("the start ended with %v", err)
+	}
+	awaitGone(t, tree(t, pids, 1))
+}
+
+func TestStartEndsWithItsContext(t *testing.T) {
+	folder, pids := setMode(t, modeSilent)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	interrupted := errors.New("an interrupt")
+	_, err := Start(ctx, testSpec(folder, Native), func(l record.Launch) {
+		if l.Exit == "" {
+			cancel(interrupted)
+		}
+	})
+	var failure *StartError
+	if !errors.Is(err, interrupted) || errors.As(err, &failure) {
+		t.Errorf("the start ended with %v; want the interrupt alone", err)
+	}
+	if text, err := os.ReadFile(pids); err == nil && len(text) > 0 {
+		awaitGone(t, tree(t, pids, 1))
+	}
+}
+
+func TestProgramThatIsNotThere(t *testing.T) {
+	folder, _ := setMode(t, modeServe)
+	s := testSpec(folder, Native)
+	s.Options.EnginePython = "/nonexistent/python"
+	var failure *StartError
+	if _, err := Start(t.Context(), s, nil); !errors.As(err, &failure) || !strings.Contains(failure.Reason, "/nonexistent/python cannot be started") {
+		t.Errorf("the start ended with %v", err)
+	}
+	s = testSpec(folder, Native)
+	s.Manager = "/bin/true"
+	if _, err := Start(t.Context(), s, nil); !errors.As(err, &failure) || !strings.Contains(failure.Reason, "is this the orbitkv program?") {
+		t.Errorf("with another program as the guard the start ended with %v", err)
+	}
+}
