@@ -13,7 +13,7 @@ import (
 func (s *Scraper) Drain(ctx context.Context) record.Drain {
 	begun := time.Now()
 	drain := record.Drain{Checked: s.service}
-	look, found, err := s.quiet(ctx, 0, DrainLimit, func(now, _ Snapshot) []string { return s.borrowed(now) })
+	look, found, err := s.quiet(ctx, 0, DrainLimit, false, s.borrowed)
 	drain.WaitMs = float64(time.Since(begun)) / float64(time.Millisecond)
 	drain.Values = s.borrowable(look)
 	switch {

@@ -100,9 +100,7 @@ func (s *Scraper) read(ctx context.Context, from source, values map[string]float
 // Settle waits at least so long, and until nothing is restored or stored and no watched counter moved over 3 looks in a row, and returns the
 // last look. After SettleLimit its error says what still moved; the look is then returned too.
 func (s *Scraper) Settle(ctx context.Context, atLeast time.Duration) (Snapshot, error) {
-	look, moving, err := s.quiet(ctx, atLeast, max(SettleLimit, atLeast), func(now, before Snapshot) []string {
-		return append(now.above(s.watched, busy), now.moved(before, s.watched)...)
-	})
+	look, moving, err := s.quiet(ctx, atLeast, max(SettleLimit, atLeast), true, func(now Snapshot) []string { return now.above(s.watched, busy) })
 	if err != nil {
 		return look, err
 	}
@@ -112,38 +110,47 @@ func (s *Scraper) Settle(ctx context.Context, atLeast time.Duration) (Snapshot, 
 	return look, nil
 }
 
-// quiet looks again and again until unrest finds nothing in 3 looks in a row and atLeast has passed, or until limit. It returns the last look and
-// what unrest found last.
-func (s *Scraper) quiet(ctx context.Context, atLeast, limit time.Duration, unrest func(now, before Snapshot) []string) (Snapshot, []string, error) {
+// quiet looks again and again until loud finds nothing in 3 looks in a row, between which no counter moved where still is set, and atLeast has
+// passed, or until limit. It returns the last look and, at the limit, what was last found.
+func (s *Scraper) quiet(ctx context.Context, atLeast, limit time.Duration, still bool, loud func(Snapshot) []string) (Snapshot, []string, error) {
 	begun := time.Now()
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()
-	before, err := s.Read(ctx)
-	if err != nil {
-		return before, nil, err
-	}
-	for calm := 1; ; {
-		now := before
-		select {
-		case <-ctx.Done():
-			return before, nil, ctx.Err()
-		case <-ticker.C:
-			if now, err = s.Read(ctx); err != nil {
-				return before, nil, err
-			}
+	var look Snapshot
+	var against []string
+	for calm := 0; ; {
+		now, err := s.Read(ctx)
+		if err != nil {
+			return look, nil, err
 		}
-		found := unrest(now, before)
-		before = now
-		calm++
-		if len(found) > 0 {
-			calm = 1
+		found := loud(now)
+		var moved []string
+		if still {
+			moved = now.moved(look, s.watched)
+		}
+		switch {
+		case len(found) > 0:
+			calm = 0
+		case len(moved) > 0:
+			calm = 1 // It is the first of the looks that must be equal.
+		default:
+			calm++
+		}
+		look = now
+		if calm < 2 {
+			against = append(found, moved...)
 		}
 		passed := time.Since(begun)
-		if calm >= quietPolls && passed >= atLeast {
-			return now, nil, nil
+		switch {
+		case calm >= quietPolls && passed >= atLeast:
+			return look, nil, nil
+		case passed >= limit:
+			return look, against, nil
 		}
-		if passed >= limit {
-			return now, found, nil
+		select {
+		case <-ctx.Done():
+			return look, nil, ctx.Err()
+		case <-ticker.C:
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -52,6 +53,9 @@ func collect(page io.Reader, watched []watch, values map[string]float64) error {
 			}
 			found = true
 			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetUntyped().GetValue()
+		}
+		if math.IsNaN(sum) || math.IsInf(sum, 0) {
+			return fmt.Errorf("its %s is %g", w.key(), sum)
 		}
 		if found {
 			values[w.key()] = sum
