@@ -159,7 +159,7 @@ type Pairing struct {
 	N           int            `json:"n"`               // pairs; 0 when not paired
 	Difference  float64        `json:"difference_ms"`   // paired: median of B - A; else difference of the medians
 	Interval    *stat.Interval `json:"interval"`        // of the difference; nil for fewer than stat.IntervalMin
-	Ratio       float64        `json:"ratio"`           // median B / median A
+	Ratio       float64        `json:"ratio"`           // median B / median A of the samples in the difference; 0 when there are none
 	Without     int            `json:"without_partner"` // samples of either side that would count and have no partner
 }
 
@@ -182,10 +182,10 @@ type Exposed struct {
 
 // Gauge is one watched value around a window.
 type Gauge struct {
-	Name  string  `json:"name"`
-	Start float64 `json:"start"`
-	End   float64 `json:"end"`
-	Peak  float64 `json:"peak"` // largest seen: a lower bound
+	Name  string   `json:"name"`
+	Start *float64 `json:"start"` // nil where it was not read
+	End   *float64 `json:"end"`
+	Peak  *float64 `json:"peak"` // largest seen: a lower bound
 }
 
 // Window is one cell's spans of one phase, taken together where the cell has several bursts.
@@ -217,5 +217,5 @@ type Window struct {
 // Failure is a record.Failure and what came of it.
 type Failure struct {
 	record.Failure
-	Recovered bool `json:"recovered"` // the cell, or every cell of the backend, was finished later
+	Recovered bool `json:"recovered"` // what it kept from being measured was measured all the same: its cell, or every cell of its backend
 }

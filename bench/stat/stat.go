@@ -76,7 +76,11 @@ func Rare(values []float64, p float64) *float64 {
 //
 // Percentile and not BCa: BCa takes its acceleration from the jackknife, which is inconsistent for a median (leaving out one value moves the median to
 // one of two neighbours, whatever the value was), while percentile intervals of a median are close to the exact intervals of order statistics.
+// No values give the zero Estimate.
 func OfMedian(values []float64, seed uint64) Estimate {
+	if len(values) == 0 {
+		return Estimate{}
+	}
 	e := Estimate{N: len(values), Median: Median(values)}
 	if len(values) >= IntervalMin {
 		e.Interval = middle(resampledMedians(values, random(seed)))
@@ -93,9 +97,13 @@ func OfPairs(a, b []float64, seed uint64) Estimate {
 	return OfMedian(differences, seed)
 }
 
-// OfDifference returns median(b) - median(a) with an interval from resampling both independently.
+// OfDifference returns median(b) - median(a) with an interval from resampling both independently. Without values on both sides the difference is 0.
 func OfDifference(a, b []float64, seed uint64) Difference {
-	d := Difference{NA: len(a), NB: len(b), Median: Median(b) - Median(a)}
+	d := Difference{NA: len(a), NB: len(b)}
+	if d.NA == 0 || d.NB == 0 {
+		return d
+	}
+	d.Median = Median(b) - Median(a)
 	if min(len(a), len(b)) < IntervalMin {
 		return d
 	}

@@ -52,6 +52,9 @@ func TestFewValuesHaveNoInterval(t *testing.T) {
 	if d := stat.OfDifference(few, enough, 1); d.Interval != nil || d.Median != 0.5 || d.NA != 4 || d.NB != 5 {
 		t.Errorf("%+v", d)
 	}
+	if e, d := stat.OfMedian(nil, 1), stat.OfDifference(nil, enough, 1); e != (stat.Estimate{}) || d.Median != 0 || d.NB != 5 {
+		t.Errorf("%+v and %+v of no values", e, d)
+	}
 	// The median of a resample of five is the smallest value in 5.8 % of the resamples, so the interval reaches from end to end.
 	e := stat.OfMedian(enough, 1)
 	near(t, "low", e.Interval.Low, 1, 0)

@@ -1,0 +1,127 @@
+package report_test
+
+import (
+	"bytes"
+	"testing"
+
+	"orbitkv/bench/record"
+	"orbitkv/bench/report"
+)
+
+func compared(t *testing.T, runs ...*record.Run) *report.Comparison {
+	t.Helper()
+	c, err := report.Compare(runs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// named returns a run with its own directory and seed.
+func named(path string, seed int64, run *record.Run) *record.Run {
+	run.Path, run.Manifest.Options.Seed = path, seed
+	return run
+}
+
+func TestEqualSeedsArePaired(t *testing.T) {
+	a, b := named("a", 1, latencyRun("native")), named("b", 1, latencyRun("orbitkv"))
+	b.Manifest.Version, b.Manifest.Machine.CPU = "1.3.0", "another"
+	c := compared(t, a, b)
+	p := pairing(t, c.Rows, record.AfterPressure)
+	near(t, "the difference", p.Difference, -75)
+	near(t, "the ratio", p.Ratio, 31.5/106.5)
+	if !p.Paired || p.N != 4 || p.A.Run != "A" || p.B.Run != "B" || p.A.Backend != "native" || p.B.Backend != "orbitkv" || len(p.B.LeftOut) != 1 {
+		t.Errorf("%+v", p)
+	}
+	var text bytes.Buffer
+	if err := report.WriteComparison(&text, c); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "compare.txt", text.String())
+	says(t, text.String(), "machine.cpu", "1.3.0")
+}
+
+func TestOtherSeedsAreUnpaired(t *testing.T) {
+	c := compared(t, named("a", 1, latencyRun("native")), named("b", 2, latencyRun("native")))
+	p := pairing(t, c.Rows, record.Cold)
+	if p.Paired || p.N != 0 || p.A.TTFT.N != 5 || p.B.TTFT.N != 5 || p.Difference != 0 || p.Interval == nil || p.Interval.Low > -1 {
+		t.Errorf("%+v", p)
+	}
+	var text bytes.Buffer
+	if err := report.WriteComparison(&text, c); err != nil {
+		t.Fatal(err)
+	}
+	says(t, text.String(), "run B has seed 2 and run A has 1", "5, 5 unpaired", "options.seed")
+}
+
+// TestBackendsOfTwoRuns compares each backend with itself, and what only one side has with what only the other has.
+func TestBackendsOfTwoRuns(t *testing.T) {
+	c := compared(t, named("a", 1, latencyRun("native", "orbitkv")), named("b", 1, latencyRun("native")))
+	for _, p := range c.Rows {
+		if p.A.Backend != "native" || p.B.Backend != "native" || p.Ratio != 1 || p.N != 5 {
+			t.Errorf("%+v", p)
+		}
+	}
+	if len(c.Rows) != 3 {
+		t.Errorf("%d rows", len(c.Rows))
+	}
+}
+
+func TestAnUnfinishedRunSaysSo(t *testing.T) {
+	b := named("b", 1, latencyRun("native"))
+	b.Finished = b.Finished[:2]
+	c := compared(t, named("a", 1, latencyRun("native")), b)
+	p := pairing(t, c.Rows, record.Cold)
+	if p.N != 2 || p.Without != 3 || p.Interval != nil {
+		t.Errorf("%+v", p)
+	}
+	var text bytes.Buffer
+	if err := report.WriteComparison(&text, c); err != nil {
+		t.Fatal(err)
+	}
+	says(t, text.String(), "part: 2 of 5 cells", "3 without a partner")
+}
+
+func TestWindowsOfTwoRuns(t *testing.T) {
+	a, b := named("a", 1, windowRun("native")), named("b", 1, windowRun("orbitkv"))
+	b.Windows[0].WallSeconds = 5
+	c := compared(t, a, b)
+	if len(c.Windows) != 1 || c.Windows[0].RateRatio != 2 || c.Windows[0].RunB != "B" {
+		t.Fatalf("%+v", c.Windows)
+	}
+	var text bytes.Buffer
+	if err := report.WriteComparison(&text, c); err != nil {
+		t.Fatal(err)
+	}
+	says(t, text.String(), "A:native", "B:orbitkv", "req/s B / A")
+}
+
+func TestWhatCannotBeComparedIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*record.Run)
+		word   string
+	}{
+		"engines": {func(r *record.Run) { r.Manifest.Options.Engine = "sglang" }, "one is of vllm, the other of sglang"},
+		"models":  {func(r *record.Run) { r.Manifest.Model.ConfigSHA256 = "def" }, `different models: config_sha256 "abc" and "def"`},
+		"lengths": {func(r *record.Run) {
+			*r = record.Run{Path: "b", Manifest: r.Manifest}
+			r.Manifest.Options.Lengths = []int{512}
+		}, "no length is in both"},
+		"workloads":        {func(r *record.Run) { *r = *windowRun("native") }, "workload latency, the other of sustained"},
+		"one directory":    {func(r *record.Run) { r.Path = "./a" }, "named twice"},
+		"a run that lies":  {func(r *record.Run) { r.Samples[0].OutputTokens = 0 }, "contradicts itself"},
+		"the path differs": {func(r *record.Run) { r.Manifest.Model.Path = "/elsewhere" }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := named("b", 1, latencyRun("native"))
+			c.change(b)
+			_, err := report.Compare([]*record.Run{named("a", 1, latencyRun("native")), b})
+			if c.word == "" && err == nil {
+				return
+			}
+			refused(t, err, c.word)
+		})
+	}
+	_, err := report.Compare([]*record.Run{latencyRun("native")})
+	refused(t, err, "between 2 and 8")
+}

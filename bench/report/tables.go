@@ -1,0 +1,341 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"orbitkv/bench/record"
+	"orbitkv/bench/stat"
+)
+
+// WriteTables writes a summary for people, as text for a terminal. The error is the writer's.
+func WriteTables(w io.Writer, s *Summary) error {
+	var t text
+	t.head(s)
+	t.latencies(s)
+	t.differences("Differences of TTFT between backends, the same prompts in pairs (ms)", s.Paired)
+	t.exposedTimes(s)
+	t.windowTable(s)
+	t.gauges(s)
+	t.unexplained(s)
+	t.failureTable(s)
+	t.drainTable(s)
+	t.line("")
+	return t.to(w)
+}
+
+// head says what was measured, how much of it, and what must be known beside the figures.
+func (t *text) head(s *Summary) {
+	t.line("%s %s on %s, %s, workload %s, seed %d", s.Engine, s.EngineVersion, s.Device, filepath.Base(s.Model.Path), s.Workload, s.Seed)
+	t.line("%s, measured by orbitkv %s", s.Path, s.Version)
+	var parts []string
+	for _, c := range s.Coverage {
+		parts = append(parts, fmt.Sprintf("%s %d of %d", c.Backend, c.Finished, c.Planned))
+	}
+	if s.Part.Complete() {
+		t.line("complete: %d cells (%s)", s.Part.Planned, strings.Join(parts, ", "))
+	} else {
+		t.line("\n*** part: %d of %d cells (%s) ***", s.Part.Finished, s.Part.Planned, strings.Join(parts, ", "))
+		t.line("*** The run is not complete: the figures below are of the finished cells alone. ***")
+	}
+	c := s.Counts
+	t.line("%d requests: %d measured, %d of them failed, %d unverified; %d not measured, %d of unfinished cells", c.Samples, c.Measured, c.Failed, c.Unverified, c.Unmeasured, c.Superseded)
+	for _, note := range s.Notes {
+		t.line("note: %s", note)
+	}
+}
+
+// latencies is the table of groups: one row a source, so that no latency mixes them.
+func (t *text) latencies(s *Summary) {
+	if len(s.Groups) == 0 {
+		return
+	}
+	t.title("Latency by state and by the source of the prompt's KV (ms, medians; the interval is of TTFT p50)")
+	rare := slices.ContainsFunc(s.Groups, func(g Group) bool {
+		return slices.ContainsFunc(g.Rows, func(r Row) bool { return r.TTFTp95 != nil })
+	})
+	head := []string{"length", "at once", "state", "backend", "n", "source", " TTFT p50", "95 % interval"}
+	if rare {
+		head = append(head, "      p95", "      p99")
+	}
+	head = append(head, "  E2E p50", " TPOT p50", "restored in all", "outputs")
+	var rows [][]string
+	unexpected := false
+	for _, g := range s.Groups {
+		for i := range max(len(g.Rows), 1) {
+			rows = append(rows, g.line(i, rare))
+		}
+		if g.Failed > 0 && len(g.Rows) > 0 {
+			rows = append(rows, append(g.place(), fmt.Sprint(g.Failed), "failed: no latency"))
+		}
+		unexpected = unexpected || g.Unexpected > 0
+	}
+	t.table(head, rows)
+	if unexpected {
+		t.line("  ! a source that the state is not meant to have; these samples are in no difference and in no restore time")
+	}
+	t.line("  intervals: percentile bootstrap, %d resamples, seeded; none below %d samples, no p95 below %d, no p99 below %d",
+		stat.Resamples, stat.IntervalMin, stat.P95Min, stat.P99Min)
+}
+
+// place is the columns that name a group.
+func (g *Group) place() []string {
+	return []string{fmt.Sprintf("%6d", g.Length), fmt.Sprint(g.Concurrency), g.state(), g.Backend}
+}
+
+// line is row i of a group; a group whose requests all failed has one row without figures.
+func (g *Group) line(i int, rare bool) []string {
+	if len(g.Rows) == 0 {
+		return append(g.place(), fmt.Sprint(g.Failed), "failed: no latency")
+	}
+	r := g.Rows[i]
+	source := string(r.Source)
+	if g.Expected != nil && !slices.Contains(g.Expected, r.Source) {
+		source += " !"
+	}
+	cells := append(g.place(), fmt.Sprint(r.N), source, median(r.TTFT), interval(r.TTFT.Interval))
+	if rare {
+		cells = append(cells, msOr(r.TTFTp95), msOr(r.TTFTp99))
+	}
+	out := ""
+	if i == 0 {
+		out = outputWords(g.Outputs)
+	}
+	return append(cells, median(r.E2E), median(r.TPOT), size(r.LoadBytes), out)
+}
+
+// differences is the table of pairings.
+func (t *text) differences(title string, pairings []Pairing) {
+	if len(pairings) == 0 {
+		return
+	}
+	t.title("%s", title)
+	var rows [][]string
+	for i := range pairings {
+		rows = append(rows, pairings[i].line())
+	}
+	t.table([]string{"length", "state", "A", "B", "n", "    A p50", "    B p50", "    B - A", "95 % interval", "B / A", "left out"}, rows)
+	t.line("  B / A is the ratio of the two medians; paired differences are medians of differences")
+}
+
+func (p *Pairing) line() []string {
+	n := fmt.Sprintf("%d pairs", p.N)
+	if !p.Paired {
+		n = fmt.Sprintf("%d, %d unpaired", p.A.TTFT.N, p.B.TTFT.N)
+	}
+	cells := []string{fmt.Sprintf("%6d", p.Length), stateWords(p.Workload, p.Variant, p.Phase), p.A.name(), p.B.name(), n, median(p.A.TTFT), median(p.B.TTFT)}
+	if p.A.TTFT.N == 0 || p.B.TTFT.N == 0 {
+		return append(cells, msOr(nil), none, none, p.leftOut())
+	}
+	return append(cells, signed(p.Difference), interval(p.Interval), fmt.Sprintf("%.2f", p.Ratio), p.leftOut())
+}
+
+// name is a side with the sources of its samples.
+func (s *Side) name() string {
+	name := s.Backend
+	if s.Run != "" {
+		name = s.Run + ":" + name
+	}
+	var from []string
+	for _, source := range s.Sources {
+		from = append(from, string(source.Source))
+	}
+	if len(from) == 0 {
+		return name
+	}
+	return name + " (" + strings.Join(from, ", ") + ")"
+}
+
+func (p *Pairing) leftOut() string {
+	var all []string
+	for _, side := range []struct {
+		name string
+		Side
+	}{{"A", p.A}, {"B", p.B}} {
+		if len(side.LeftOut) > 0 {
+			all = append(all, side.name+": "+listed(side.LeftOut))
+		}
+		if side.Failed > 0 {
+			all = append(all, fmt.Sprintf("%s: %d failed", side.name, side.Failed))
+		}
+	}
+	if p.Without > 0 {
+		all = append(all, fmt.Sprintf("%d without a partner", p.Without))
+	}
+	return strings.Join(all, "; ")
+}
+
+// exposedTimes is what restores cost and how much of it the link explains.
+func (t *text) exposedTimes(s *Summary) {
+	if len(s.Exposed) == 0 {
+		return
+	}
+	t.title("Exposed restore time: TTFT after pressure (external alone) less TTFT of a hit in device memory (ms)")
+	var rows [][]string
+	for _, e := range s.Exposed {
+		share, link := none, msOr(nil)
+		if e.LinkMs > 0 {
+			link = ms(e.LinkMs)
+		}
+		if e.LinkShare != nil {
+			share = fmt.Sprintf("%.0f %%", *e.LinkShare*100)
+		}
+		hit := fmt.Sprintf("%s (%s)", e.HitBackend, listed(e.HitSources))
+		rows = append(rows, []string{
+			fmt.Sprintf("%6d", e.Length), e.Backend, fmt.Sprint(e.AfterPressure.N), median(e.AfterPressure), median(e.Hit), hit,
+			signed(e.Difference.Median), interval(e.Difference.Interval), size(e.RestoredBytes), link, share, e.Note,
+		})
+	}
+	t.table([]string{"length", "backend", "n", " pressure", "      hit", "hit of", "  exposed", "95 % interval", "restored", "     link", "link share", ""}, rows)
+	if s.Link.BytesPerS > 0 {
+		t.line("  link: %.2f GB/s, measured as %s; the share is the time that the restored bytes need on it over the exposed time,", s.Link.BytesPerS/1e9, s.Link.How)
+		t.line("  and above 100 %% where a part of the copy ran beside the computation")
+	} else {
+		t.line("  the link was not measured, so there is no share of it")
+	}
+}
+
+// windowTable is the rates of bursts and of sustained windows.
+func (t *text) windowTable(s *Summary) {
+	if len(s.Windows) == 0 {
+		return
+	}
+	t.title("Windows: rates over the wall time, drain included (latencies in ms, of all whole answers)")
+	var rows [][]string
+	for i := range s.Windows {
+		w := &s.Windows[i]
+		goodput := none
+		if w.GoodputPerS != nil {
+			goodput = fmt.Sprintf("%.2f", *w.GoodputPerS)
+		}
+		rows = append(rows, []string{
+			fmt.Sprint(w.Concurrency), w.state(), w.Backend, fmt.Sprint(w.Pass), fmt.Sprint(w.Requests), fmt.Sprint(w.Failed), strings.Join(w.Stops, ", "),
+			fmt.Sprintf("%7.2f", w.WallSeconds), fmt.Sprintf("%7.2f", w.DrainSeconds), fmt.Sprintf("%7.2f", w.RequestsPerS), fmt.Sprintf("%7.1f", w.OutputTokensPerS), goodput,
+			median(w.TTFT), interval(w.TTFT.Interval), msOr(w.TTFTp99), median(w.TPOT), msOr(w.TPOTp99), listed(w.Sources),
+		})
+	}
+	t.table([]string{
+		"at once", "state", "backend", "pass", "n", "failed", "stopped by", " wall s", "drain s", "  req/s", "  tok/s", "goodput/s",
+		" TTFT p50", "95 % interval", "      p99", " TPOT p50", "      p99", "sources",
+	}, rows)
+	if s.Objectives.Set() {
+		t.line("  goodput counts answers with %s", s.Objectives.words())
+	} else {
+		t.line("  no goodput: no objective was set")
+	}
+}
+
+func (o Objectives) words() string {
+	var all []string
+	if o.TTFTms > 0 {
+		all = append(all, fmt.Sprintf("a TTFT of at most %g ms", o.TTFTms))
+	}
+	if o.TPOTms > 0 {
+		all = append(all, fmt.Sprintf("at most %g ms per output token", o.TPOTms))
+	}
+	return strings.Join(all, " and ")
+}
+
+// gauges lists what was watched around windows and was not always zero.
+func (t *text) gauges(s *Summary) {
+	var rows [][]string
+	quiet := 0
+	for i := range s.Windows {
+		w := &s.Windows[i]
+		for _, g := range w.Gauges {
+			if g.zero() {
+				quiet++
+				continue
+			}
+			rows = append(rows, []string{fmt.Sprint(w.Concurrency), w.state(), w.Backend, fmt.Sprint(w.Pass), g.Name, count(g.Start), count(g.End), count(g.Peak)})
+		}
+	}
+	if len(rows) == 0 {
+		return
+	}
+	t.title("Watched around the windows (the peak is the largest seen, a lower bound)")
+	t.table([]string{"at once", "state", "backend", "pass", "gauge", "start", "end", "peak"}, rows)
+	if quiet > 0 {
+		t.line("  %d more were zero throughout", quiet)
+	}
+}
+
+func (g Gauge) zero() bool {
+	for _, v := range []*float64{g.Start, g.End, g.Peak} {
+		if v != nil && *v != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func count(value *float64) string {
+	switch {
+	case value == nil:
+		return "not read"
+	case *value == math.Trunc(*value):
+		return fmt.Sprintf("%.0f", *value)
+	}
+	return fmt.Sprintf("%g", *value)
+}
+
+// unexplained names the outputs that only the cache can have changed, each by its request.
+func (t *text) unexplained(s *Summary) {
+	var rows [][]string
+	for _, d := range s.Differing {
+		if d.Verdict == record.Unexplained {
+			rows = append(rows, []string{d.Backend, d.state(), fmt.Sprintf("%6d", d.Length), fmt.Sprint(d.Prefix), string(d.Source), d.Request, d.Why})
+		}
+	}
+	if len(rows) == 0 {
+		return
+	}
+	t.title("*** Outputs that the engine alone does not explain ***")
+	t.table([]string{"backend", "state", "length", "prefix", "source", "request", ""}, rows)
+}
+
+// failureTable lists what could not be measured; none of it is a latency.
+func (t *text) failureTable(s *Summary) {
+	if len(s.Failures) == 0 {
+		return
+	}
+	t.title("Failures: what could not be measured, and is no sample of anything")
+	for _, f := range s.Failures {
+		after := ""
+		if f.Recovered {
+			after = " (measured later)"
+		}
+		cell := f.Cell
+		if cell == "" {
+			cell = fmt.Sprintf("%s/p%d", f.Backend, f.Pass)
+		}
+		t.line("  %s, attempt %d: %s, %s%s: %s", cell, f.Attempt, f.Stage, f.Part, after, strings.ReplaceAll(f.Reason, "\n", "\n      "))
+		if f.Log != "" {
+			t.line("      log: %s", f.Log)
+		}
+	}
+}
+
+// drainTable says whether each backend gave back what its requests had borrowed.
+func (t *text) drainTable(s *Summary) {
+	if len(s.Drains) == 0 {
+		return
+	}
+	t.title("Drain: whether everything that requests borrow was given back at the end")
+	var rows [][]string
+	for _, d := range s.Drains {
+		verdict := "everything was given back"
+		switch {
+		case !d.Checked:
+			verdict = "not checked: the backend tells nothing of what it holds"
+		case !d.Drained:
+			verdict = "*** NOT given back ***"
+		}
+		rows = append(rows, []string{d.Backend, fmt.Sprint(d.Pass), fmt.Sprint(d.Attempt), fmt.Sprintf("%.0f ms", d.WaitMs), verdict, d.Why})
+	}
+	t.table([]string{"backend", "pass", "attempt", "waited", "verdict", ""}, rows)
+}

@@ -1,0 +1,158 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"unicode"
+
+	"orbitkv/bench/record"
+	"orbitkv/bench/stat"
+)
+
+// none stands where there is nothing to say.
+const none = "-"
+
+// text builds a page for a terminal; it is written in one piece.
+type text struct{ bytes.Buffer }
+
+func (t *text) line(format string, args ...any) {
+	t.WriteString(strings.Map(visible, fmt.Sprintf(format, args...)) + "\n")
+}
+
+func (t *text) title(format string, args ...any) {
+	t.line("\n"+format, args...)
+}
+
+// table writes rows below a head. Numbers come padded to equal widths, so that they stand right-aligned under their unit.
+func (t *text) table(head []string, rows [][]string) {
+	w := tabwriter.NewWriter(t, 0, 8, 2, ' ', 0)
+	for _, row := range append([][]string{head}, rows...) {
+		cells := make([]string, len(row))
+		for i, cell := range row {
+			cells[i] = strings.Map(visible, strings.ReplaceAll(cell, "\n", " "))
+		}
+		fmt.Fprintln(w, "  "+strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+	}
+	w.Flush()
+}
+
+// visible replaces what would move a terminal's cursor or change its colours: reasons hold lines of engines' logs.
+func visible(r rune) rune {
+	if r == '\n' || unicode.IsPrint(r) {
+		return r
+	}
+	return '?'
+}
+
+// to writes the page, without spaces at the ends of its lines.
+func (t *text) to(w io.Writer) error {
+	lines := strings.Split(t.String(), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	_, err := io.WriteString(w, strings.Join(lines, "\n"))
+	return err
+}
+
+// ms is a time in milliseconds.
+func ms(value float64) string { return fmt.Sprintf("%9.2f", value) }
+
+func msOr(value *float64) string {
+	if value == nil {
+		return fmt.Sprintf("%9s", none)
+	}
+	return ms(*value)
+}
+
+// median is an estimate without its interval.
+func median(e stat.Estimate) string {
+	if e.N == 0 {
+		return msOr(nil)
+	}
+	return ms(e.Median)
+}
+
+// interval is the 95 % interval in brackets.
+func interval(i *stat.Interval) string {
+	if i == nil {
+		return none
+	}
+	return fmt.Sprintf("[%.2f, %.2f]", i.Low, i.High)
+}
+
+// signed is a difference in milliseconds.
+func signed(value float64) string { return fmt.Sprintf("%+9.2f", value) }
+
+// size is a number of bytes.
+func size(bytes float64) string {
+	if bytes == 0 {
+		return none
+	}
+	for _, unit := range []struct {
+		bytes float64
+		name  string
+	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if bytes >= unit.bytes {
+			return fmt.Sprintf("%.1f %s", bytes/unit.bytes, unit.name)
+		}
+	}
+	return fmt.Sprintf("%.0f B", bytes)
+}
+
+// listed lists sources with their numbers.
+func listed(sources []SourceCount) string {
+	var all []string
+	for _, s := range sources {
+		all = append(all, fmt.Sprintf("%d %s", s.N, s.Source))
+	}
+	if len(all) == 0 {
+		return none
+	}
+	return strings.Join(all, ", ")
+}
+
+// stateWords names a phase with its workload's variant.
+func stateWords(workload, variant string, p record.Phase) string {
+	words := strings.ReplaceAll(strings.ReplaceAll(string(p), "hbm", "HBM"), "_", " ")
+	switch {
+	case variant == "":
+		return words
+	case workload == partial:
+		return words + ", " + variant + " % seen before"
+	}
+	return words + ", " + variant
+}
+
+func (k *Key) state() string { return stateWords(k.Workload, k.Variant, k.Phase) }
+
+// verdictWords says in words what explains differing outputs.
+var verdictWords = []struct {
+	verdict record.Verdict
+	words   string
+}{
+	{record.Unexplained, "UNEXPLAINED by the engine: suspect the cache"},
+	{record.EngineReproduces, "the engine alone gives both"},
+	{record.EngineUnstable, "the engine alone is not stable"},
+	{record.NotRun, "no control could be made"},
+	{"", "not attributed yet"},
+}
+
+// outputWords says how reused answers compare with cold ones.
+func outputWords(o Outputs) string {
+	switch {
+	case o.Compared == 0:
+		return none
+	case o.Differing == 0:
+		return fmt.Sprintf("%d same", o.Compared)
+	}
+	var why []string
+	for _, v := range verdictWords {
+		if n := o.Verdicts[v.verdict]; n > 0 {
+			why = append(why, fmt.Sprintf("%d %s", n, v.words))
+		}
+	}
+	return fmt.Sprintf("%d of %d differ: %s", o.Differing, o.Compared, strings.Join(why, "; "))
+}

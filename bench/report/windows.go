@@ -1,0 +1,108 @@
+package report
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"orbitkv/bench/record"
+	"orbitkv/bench/stat"
+)
+
+// span is the windows of one phase of one cell.
+type span struct {
+	cell  string
+	phase record.Phase
+}
+
+// windows sums up the windows that count, a phase of a cell each.
+func windows(run *record.Run, samples []*record.Sample, verdicts map[string]*record.Attribution, seed uint64) []Window {
+	rows := map[span][]*record.Window{}
+	for i := range run.Windows {
+		if w := &run.Windows[i]; run.Final(w.Place) {
+			rows[span{w.Cell, w.Phase}] = append(rows[span{w.Cell, w.Phase}], w)
+		}
+	}
+	members := map[span][]*record.Sample{}
+	for _, s := range samples {
+		members[span{s.Cell, s.Phase}] = append(members[span{s.Cell, s.Phase}], s)
+	}
+	objectives := Objectives{run.Manifest.Options.SLOTTFTms, run.Manifest.Options.SLOTPOTms}
+	var all []Window
+	for at, parts := range rows {
+		slices.SortStableFunc(parts, func(a, b *record.Window) int { return a.Started.Compare(b.Started) })
+		w := sum(parts)
+		w.measure(withoutFailed(members[at]), objectives, verdicts, seed)
+		all = append(all, w)
+	}
+	slices.SortFunc(all, func(a, b Window) int {
+		return cmp.Or(compareKeys(a.Key, b.Key, run.Manifest.Options.Backends), cmp.Compare(a.Pass, b.Pass), cmp.Compare(a.Cell, b.Cell))
+	})
+	return all
+}
+
+// sum adds up the spans of one phase.
+func sum(parts []*record.Window) Window {
+	first, last := parts[0], parts[len(parts)-1]
+	w := Window{
+		Key:  Key{first.Backend, first.Workload, first.Variant, first.Phase, first.Length, first.Concurrency},
+		Pass: first.Pass, Cell: first.Cell, Spans: len(parts),
+	}
+	peaks := map[string]float64{}
+	for _, part := range parts {
+		w.Requests += part.Requests
+		w.Failed += part.Failed
+		w.AdmitSeconds += part.AdmitSeconds
+		w.DrainSeconds += part.DrainSeconds
+		w.WallSeconds += part.WallSeconds
+		w.PeakSamples += part.PeakSamples
+		if !slices.Contains(w.Stops, part.Stop) {
+			w.Stops = append(w.Stops, part.Stop)
+		}
+		for name, peak := range part.Peak {
+			if known, ok := peaks[name]; !ok || peak > known {
+				peaks[name] = peak
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(peaks)) {
+		w.Gauges = append(w.Gauges, Gauge{name, value(first.Before, name), value(last.After, name), value(peaks, name)})
+	}
+	return w
+}
+
+func value(values map[string]float64, name string) *float64 {
+	if v, ok := values[name]; ok {
+		return &v
+	}
+	return nil
+}
+
+// measure adds what the samples of a window say.
+func (w *Window) measure(whole []*record.Sample, o Objectives, verdicts map[string]*record.Attribution, seed uint64) {
+	tokens := 0
+	for _, s := range whole {
+		tokens += s.OutputTokens
+		if o.Set() && o.met(s) {
+			w.Good++
+		}
+	}
+	if w.WallSeconds > 0 {
+		w.RequestsPerS = float64(len(whole)) / w.WallSeconds
+		w.OutputTokensPerS = float64(tokens) / w.WallSeconds
+		if o.Set() {
+			goodput := float64(w.Good) / w.WallSeconds
+			w.GoodputPerS = &goodput
+		}
+	}
+	ttft, tpot := ttfts(whole), tpots(whole)
+	w.Sources, w.Outputs = sources(whole), outputs(whole, verdicts)
+	w.TTFT, w.TTFTp99 = stat.OfMedian(ttft, seed), stat.Rare(ttft, 0.99)
+	w.TPOT, w.TPOTp99 = stat.OfMedian(tpot, seed), stat.Rare(tpot, 0.99)
+}
+
+// met says whether a whole answer kept the objectives that are set. An answer of one token has no time per output token to keep.
+func (o Objectives) met(s *record.Sample) bool {
+	tpot, ok := s.TPOTms()
+	return (o.TTFTms == 0 || s.TTFTms <= o.TTFTms) && (o.TPOTms == 0 || !ok || tpot <= o.TPOTms)
+}
