@@ -46,7 +46,7 @@ func counted(s *record.Sample) bool {
 	if s.Phase == record.HBMHit && s.Source == record.FromBoth {
 		return true
 	}
-	return slices.Contains(expected(keyOf(s)), s.Source)
+	return slices.Contains(expected(KeyOf(s)), s.Source)
 }
 
 // byState returns the samples of prompts that are one cell each.

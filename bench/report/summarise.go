@@ -108,8 +108,8 @@ func counts(run *record.Run) Counts {
 	return c
 }
 
-// keyOf returns the group of a row.
-func keyOf(s *record.Sample) Key {
+// KeyOf returns the group of a row. Where a cell mixes lengths, the prompt of the row decides.
+func KeyOf(s *record.Sample) Key {
 	return Key{s.Backend, s.Workload, s.Variant, s.Phase, lengthOf(s), s.Concurrency}
 }
 
@@ -150,7 +150,7 @@ func expected(k Key) []record.Source {
 func groups(samples []*record.Sample, backends []string, verdicts map[string]*record.Attribution, seed uint64) []Group {
 	byKey := map[Key][]*record.Sample{}
 	for _, s := range samples {
-		byKey[keyOf(s)] = append(byKey[keyOf(s)], s)
+		byKey[KeyOf(s)] = append(byKey[KeyOf(s)], s)
 	}
 	var all []Group
 	for key, members := range byKey {
@@ -262,7 +262,7 @@ func differing(samples []*record.Sample, verdicts map[string]*record.Attribution
 			continue
 		}
 		verdict, why := verdictOf(s, verdicts)
-		all = append(all, Differing{keyOf(s), s.Pass, s.Prefix, s.Request, s.Source, verdict, why})
+		all = append(all, Differing{KeyOf(s), s.Pass, s.Prefix, s.Request, s.Source, verdict, why})
 	}
 	return all
 }
