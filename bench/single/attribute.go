@@ -10,8 +10,8 @@ import (
 	"orbitkv/bench/record"
 )
 
-// controlCell begins the names of the cells in which differences are attributed.
-const controlCell = "control/"
+// controlName begins the names of the cells in which differences are attributed.
+const controlName = "control"
 
 // difference is a sample whose text is not the one that was given to the same prompt before.
 type difference struct {
@@ -114,7 +114,7 @@ func (r *run) keepVerdict(d difference, a record.Attribution) error {
 // control starts the engine alone and asks it for every differing prompt of a pass, cold and again.
 func (r *run) control(ctx context.Context, pass int, all []difference) error {
 	r.progress.line(fmt.Sprintf("%d outputs of pass %d differ: asking the engine without an external cache for the same prompts", len(all), pass))
-	at := record.Place{Cell: fmt.Sprintf("%sp%d", controlCell, pass), Attempt: r.dir.Attempt(), Backend: launch.Native, Pass: pass, Workload: r.ask.Workload, Prefix: -1}
+	at := record.Place{Cell: fmt.Sprintf("%s/p%d", controlName, pass), Attempt: r.dir.Attempt(), Backend: launch.Native, Pass: pass, Workload: r.ask.Workload, Prefix: -1}
 	s, inner, stop, err := r.start(ctx, launch.Native, pass, true)
 	if err != nil {
 		return errors.Join(r.failed(ctx, at, err), r.unattributed(ctx, all, err))

@@ -192,7 +192,7 @@ func checkRequests(a *Ask) error {
 		return fmt.Errorf("--slo-ttft-ms, --slo-tpot-ms: %g and %g: an objective is above 0 ms; leave the flag out for none", a.SLOTTFTms, a.SLOTPOTms)
 	case !(a.SettleSeconds >= 0) || a.SettleSeconds > settleMax:
 		return fmt.Errorf("--settle-seconds: %g: take between 0 and %g", a.SettleSeconds, settleMax)
-	case slices.Contains([]string{"", "--"}, strings.TrimSpace(strings.Join(a.EngineArguments, ""))) && len(a.EngineArguments) > 0:
+	case slices.ContainsFunc(a.EngineArguments, func(word string) bool { return strings.TrimSpace(word) == "" }):
 		return errors.New("--engine-arg: an empty argument: write the engine's own flag, such as --engine-arg=--enforce-eager")
 	}
 	return nil

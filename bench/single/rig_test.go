@@ -44,7 +44,7 @@ type rig struct {
 }
 
 func newRig(t *testing.T, script ...rule) *rig {
-	return &rig{T: t, script: script, at: time.Unix(1_800_000_000, 0)}
+	return &rig{T: t, script: script, at: time.Unix(1_800_000_000, 0), step: time.Millisecond}
 }
 
 // small is what a test measures when it says nothing else: two backends, one length, two prefixes.
@@ -143,6 +143,7 @@ func (r *rig) start(_ context.Context, spec launch.Spec, note func(record.Launch
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.specs = append(r.specs, spec)
+	r.at = r.at.Add(time.Second)
 	if refused := r.refuse[spec.Backend]; refused != nil {
 		failure := *refused
 		failure.Log = spec.LogPath(failure.Part)

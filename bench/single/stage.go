@@ -33,6 +33,7 @@ func (b *broken) Error() string { return fmt.Sprintf("%s (%s): %s", b.part, b.st
 // stage is one engine that runs, and what the cells of a turn share.
 type stage struct {
 	*run
+	name     string // of its cells: the backend, or that it is a control
 	backend  string
 	pass     int
 	client   Completer
@@ -49,7 +50,7 @@ type stage struct {
 func (r *run) start(ctx context.Context, backend string, pass int, control bool) (*stage, context.Context, func() error, error) {
 	name := backend
 	if control {
-		name = "control"
+		name = controlName
 	}
 	logs := func(part string) string {
 		return r.dir.Path("logs", fmt.Sprintf("%s-p%d-a%d-%s.log", name, pass, r.dir.Attempt(), part))
@@ -77,7 +78,7 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 		}
 	}()
 	s := &stage{
-		run: r, backend: backend, pass: pass, logs: logs, rehearsed: map[int]bool{},
+		run: r, name: name, backend: backend, pass: pass, logs: logs, rehearsed: map[int]bool{},
 		client: r.host.Client(r.ask.Engine, stack.Engine(), r.ask.Model), counters: r.host.Counters(r.ask.Engine, stack),
 	}
 	stop := func() error {
@@ -116,7 +117,7 @@ func (r *run) note(l record.Launch) error {
 // place returns a cell of this stage that is never finished: what is sent in it is not measured.
 func (s *stage) place(length int, name string, args ...any) record.Place {
 	return record.Place{
-		Cell: fmt.Sprintf("%s/p%d/warm/", s.backend, s.pass) + fmt.Sprintf(name, args...), Attempt: s.dir.Attempt(), Backend: s.backend, Pass: s.pass,
+		Cell: fmt.Sprintf("%s/p%d/warm/", s.name, s.pass) + fmt.Sprintf(name, args...), Attempt: s.dir.Attempt(), Backend: s.backend, Pass: s.pass,
 		Workload: s.ask.Workload, Concurrency: 1, Length: length, Prefix: -1,
 	}
 }

@@ -1,0 +1,149 @@
+package single
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
+)
+
+// sound is an Ask that nothing is wrong with.
+func sound() Ask {
+	ask := Defaults()
+	ask.Engine, ask.Device, ask.Model, ask.Output = launch.VLLM, launch.OnCPU, "model", "out"
+	ask.Backends = []string{launch.Native, launch.OrbitKV}
+	ask.Written = map[string]bool{}
+	return ask
+}
+
+func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
+	written := func(a *Ask, names ...string) {
+		for _, name := range names {
+			a.Written[name] = true
+		}
+	}
+	for _, test := range []struct {
+		name  string
+		spoil func(*Ask)
+		words []string // empty: nothing is refused
+	}{
+		{"sound", func(*Ask) {}, nil},
+		{"engine", func(a *Ask) { a.Engine = "llama" }, []string{"--engine", `"llama"`, "name vllm or sglang"}},
+		{"model", func(a *Ask) { a.Model = "" }, []string{"--model", "give the folder"}},
+		{"python", func(a *Ask) { a.EnginePython = "" }, []string{"--engine-python"}},
+		{"device", func(a *Ask) { a.Device = "tpu" }, []string{"--device", "cpu or cuda"}},
+		{"no backend", func(a *Ask) { a.Backends = nil }, []string{"--backend", "name one or several"}},
+		{"unknown backend", func(a *Ask) { a.Backends = []string{"redis"} }, []string{"--backend", `"redis"`}},
+		{"backend twice", func(a *Ask) { a.Backends = []string{"native", "native"} }, []string{"--backend", "twice", "--order pairs"}},
+		{"orbitkv on a GPU", func(a *Ask) { a.Device = launch.OnCUDA }, []string{"--backend", "orbitkv", "refuse KV pools in device memory", "--device cpu"}},
+		{"others on a GPU", func(a *Ask) { a.Device, a.Backends = launch.OnCUDA, []string{"native", "cpu", "lmcache", "flexkv"} }, nil},
+		{"ssd", func(a *Ask) { a.SSDGiB = 1 }, []string{"--ssd-gib", "no SSD tier", "leave the flag out"}},
+		{"negative ssd", func(a *Ask) { a.SSDGiB = -1 }, []string{"--ssd-gib", "-1"}},
+		{"warm-up", func(a *Ask) { a.QueueWarmup = "on" }, []string{"--queue-warmup on", "warms no queued requests"}},
+		{"warm-up word", func(a *Ask) { a.QueueWarmup = "maybe" }, []string{"--queue-warmup", "neither on nor off"}},
+		{"transfer backend", func(a *Ask) { a.TransferBackend = "kernel" }, []string{"--orbitkv-transfer-backend kernel", "only host"}},
+		{"host transfer backend", func(a *Ask) { a.TransferBackend = "host"; written(a, FlagTransfer) }, nil},
+		{"budget without orbitkv", func(a *Ask) { a.Backends = []string{"native"}; written(a, FlagQueryBudget) }, []string{"--query-budget-gib", "not measured", "add it to --backend"}},
+		{"transfer without orbitkv", func(a *Ask) { a.Backends = []string{"native"}; written(a, FlagTransfer) }, []string{"--orbitkv-transfer-backend"}},
+		{"trace without orbitkv", func(a *Ask) { a.Backends = []string{"native"}; written(a, FlagTrace) }, []string{"--trace-transfers"}},
+		{"connector", func(a *Ask) { a.CPUConnector = "fast" }, []string{"--cpu-connector", "offloading or simple"}},
+		{"connector without cpu", func(a *Ask) { written(a, FlagCPUConnector) }, []string{"--cpu-connector", "backend cpu"}},
+		{"connector of sglang", func(a *Ask) { a.Engine, a.Backends = launch.SGLang, []string{"cpu"}; written(a, FlagCPUConnector) }, []string{"--cpu-connector", "--engine vllm"}},
+		{"connector with cpu", func(a *Ask) { a.Backends = []string{"cpu"}; written(a, FlagCPUConnector) }, nil},
+		{"workload", func(a *Ask) { a.Workload = "chat" }, []string{"--workload", `"chat"`}},
+		{"window of latency", func(a *Ask) { written(a, FlagDuration) }, []string{"--duration-seconds", "no use for it", "--workload sustained"}},
+		{"working set of latency", func(a *Ask) { written(a, FlagWorkingSet) }, []string{"--working-set"}},
+		{"reuse of latency", func(a *Ask) { written(a, FlagReuseRatio) }, []string{"--reuse-ratio"}},
+		{"cap of latency", func(a *Ask) { written(a, FlagMaxRequests) }, []string{"--max-requests"}},
+		{"concurrency of latency", func(a *Ask) { written(a, FlagConcurrencies) }, []string{"--concurrencies", "concurrent or sustained"}},
+		{"repeats of sustained", func(a *Ask) { a.Workload = Sustained; written(a, FlagRepeats) }, []string{"--repeats", "latency or partial or concurrent"}},
+		{"page", func(a *Ask) { a.PageSize = 0 }, []string{"--page-size"}},
+		{"few device tokens", func(a *Ask) { a.GPUTokens, a.Lengths = 128, []int{64} }, []string{"--gpu-tokens", "take 256 at least"}},
+		{"torn device page", func(a *Ask) { a.GPUTokens = 16000 + 33 }, []string{"--gpu-tokens", "whole pages of 64", "take 16064"}},
+		{"prefill", func(a *Ask) { a.PrefillTokens = 32 }, []string{"--prefill-tokens"}},
+		{"no length", func(a *Ask) { a.Lengths = nil }, []string{"--lengths"}},
+		{"short length", func(a *Ask) { a.Lengths = []int{63} }, []string{"--lengths", "63", "64 at least"}},
+		{"shortest length", func(a *Ask) { a.Lengths = []int{64} }, nil},
+		{"long length", func(a *Ask) { a.Lengths = []int{12288} }, []string{"--lengths", "three quarters", "--gpu-tokens"}},
+		{"longest length", func(a *Ask) { a.Lengths = []int{12287} }, nil},
+		{"length twice", func(a *Ask) { a.Lengths = []int{1024, 1024} }, []string{"--lengths", "twice", "--repeats"}},
+		{"length of a partial hit", func(a *Ask) { a.Workload, a.Lengths = Partial, []int{255} }, []string{"--lengths", "take 256 at least"}},
+		{"torn pressure", func(a *Ask) { a.PressureTokens = 12000 }, []string{"--pressure-tokens", "multiple of --page-size"}},
+		{"no pressure", func(a *Ask) { written(a, FlagPressure) }, []string{"--pressure-tokens"}},
+		{"too much pressure", func(a *Ask) { a.PressureTokens = 16384 }, []string{"--pressure-tokens", "do not fit", "16320 at most"}},
+		{"too little pressure", func(a *Ask) { a.PressureTokens = 8192 }, []string{"--pressure-tokens", "stay in device memory", "more than 8192"}},
+		{"pressure", func(a *Ask) { a.PressureTokens = 12288 }, nil},
+		{"no output", func(a *Ask) { a.OutputTokens = 0 }, []string{"--output-tokens"}},
+		{"much output", func(a *Ask) { a.OutputTokens = 65 }, []string{"--output-tokens", "1 and 64"}},
+		{"no repeats", func(a *Ask) { a.Repeats = 0 }, []string{"--repeats"}},
+		{"objective", func(a *Ask) { a.SLOTTFTms = -1 }, []string{"--slo-ttft-ms"}},
+		{"objective that is no number", func(a *Ask) { a.SLOTPOTms = math.NaN() }, []string{"--slo-tpot-ms"}},
+		{"settle", func(a *Ask) { a.SettleSeconds = -1 }, []string{"--settle-seconds"}},
+		{"empty engine argument", func(a *Ask) { a.EngineArguments = []string{"--x", " "} }, []string{"--engine-arg", "empty"}},
+		{"no concurrency", func(a *Ask) { a.Workload, a.Concurrencies = Concurrent, nil }, []string{"--concurrencies"}},
+		{"concurrency", func(a *Ask) { a.Concurrencies = []int{0} }, []string{"--concurrencies", "between 1 and 64"}},
+		{"concurrency twice", func(a *Ask) { a.Concurrencies = []int{4, 4} }, []string{"--concurrencies", "twice"}},
+		{"window", func(a *Ask) { a.DurationSeconds = 0 }, []string{"--duration-seconds"}},
+		{"cap", func(a *Ask) { a.MaxRequests = 100_001 }, []string{"--max-requests", "100000"}},
+		{"working set", func(a *Ask) { a.WorkingSet = 1025 }, []string{"--working-set", "1024"}},
+		{"reuse", func(a *Ask) { a.ReuseRatio = 1.5 }, []string{"--reuse-ratio", "0 and 1"}},
+		{"reuse that is no number", func(a *Ask) { a.ReuseRatio = math.NaN() }, []string{"--reuse-ratio"}},
+		{"host", func(a *Ask) { a.HostGiB = 0 }, []string{"--host-gib"}},
+		{"budget", func(a *Ask) { a.QueryBudgetGiB = 17; written(a, FlagQueryBudget) }, []string{"--query-budget-gib", "at most the 16 of --host-gib"}},
+		{"order", func(a *Ask) { a.Order = "random" }, []string{"--order", "forward, reversed or pairs"}},
+		{"no output folder", func(a *Ask) { a.Output = "" }, []string{"--output", "absent or empty"}},
+		{"nothing to resume", func(a *Ask) { a.Output, a.Resume = "", true }, []string{"--resume", "--output DIR"}},
+		{"part", func(a *Ask) { a.PartSeconds = -1 }, []string{"--part-seconds"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ask := sound()
+			test.spoil(&ask)
+			err := ask.Check()
+			if len(test.words) == 0 {
+				if err != nil {
+					t.Errorf("it is refused: %v", err)
+				}
+				return
+			}
+			says(t, err, test.words...)
+		})
+	}
+}
+
+func TestEveryFaultOfAnAskIsSaidAtOnce(t *testing.T) {
+	ask := sound()
+	ask.Engine, ask.SSDGiB, ask.Repeats, ask.Output = "", 1, 0, ""
+	err := ask.Check()
+	says(t, err, "--engine", "--ssd-gib", "--repeats", "--output")
+	if lines := strings.Count(err.Error(), "\n") + 1; lines != 4 {
+		t.Errorf("%d lines for 4 faults: %v", lines, err)
+	}
+}
+
+func TestWhatTheModelCannotDoIsRefused(t *testing.T) {
+	ask := sound()
+	ask.complete()
+	if ask.PressureTokens != 12288 || ask.longest() != 12352 {
+		t.Errorf("pressure of %d tokens, the longest request %d: want three quarters of the device's and 64 more", ask.PressureTokens, ask.longest())
+	}
+	says(t, ask.checkModel(record.Model{Vocabulary: 4096, Positions: 12351}), "12352 tokens", "12351 positions")
+	says(t, ask.checkModel(record.Model{Vocabulary: 63, Positions: 40960}), "vocabulary", "63")
+	if err := ask.checkModel(record.Model{Vocabulary: 4096, Positions: 12352}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNotesTellOfAnExternalCacheThatIsTooSmall(t *testing.T) {
+	ask := sound()
+	ask.complete()
+	model := record.Model{BytesPerToken: 147456}
+	if notes := ask.notes(model); len(notes) != 0 {
+		t.Errorf("16 GiB are said to be too few: %q", notes)
+	}
+	ask.HostGiB = 2
+	if notes := strings.Join(ask.notes(model), "\n"); !strings.Contains(notes, "may be gone") || !strings.Contains(notes, "it is the smaller one") {
+		t.Errorf("of 2 GiB the notes say %q", notes)
+	}
+}

@@ -1,0 +1,136 @@
+package single
+
+import (
+	"strings"
+	"testing"
+
+	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
+)
+
+// liedAbout runs the small measurement with one rule for the first prompt of orbitkv after pressure, and returns that sample.
+func liedAbout(t *testing.T, engine, lie string) (record.Sample, *record.Run, error) {
+	t.Helper()
+	r := newRig(t, rule{"orbitkv-p0-latency-256-0-after_pressure", lie})
+	ask := r.small()
+	ask.Engine = engine
+	run, err := r.measure(ask)
+	rows := pick(run, func(s *record.Sample) bool {
+		return s.Backend == launch.OrbitKV && s.Phase == record.AfterPressure && s.Measured && s.Prefix == 0
+	})
+	if len(rows) != 1 {
+		t.Fatalf("%d final samples of the prompt that was lied about; %v", len(rows), err)
+	}
+	return rows[0], run, err
+}
+
+func TestAHitWithoutEvidenceIsUnverified(t *testing.T) {
+	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+		for _, lie := range []string{claimHit, claimRestore, fallBack} {
+			t.Run(engine+"/"+lie, func(t *testing.T) {
+				row, run, _ := liedAbout(t, engine, lie)
+				if row.Source != record.Unverified || row.Why == "" {
+					t.Errorf("the source is %s (%q), want unverified with its reason", row.Source, row.Why)
+				}
+				if got := sources(run, launch.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 1 {
+					t.Errorf("%d external samples after pressure, want the honest one alone", got)
+				}
+			})
+		}
+	}
+}
+
+func TestTextThatIsEmptyIsNoFirstText(t *testing.T) {
+	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+		row, _, err := liedAbout(t, engine, emptyFirst)
+		if err != nil || row.Error != "" {
+			t.Fatalf("%s: %v, %s", engine, err, row.Error)
+		}
+		if len(row.ChunkMs) != 4 || row.ChunkMs[0] != row.TTFTms || row.TTFTms <= 0 {
+			t.Errorf("%s: first text at %g ms, pieces at %v: want 4 pieces, the first one's time", engine, row.TTFTms, row.ChunkMs)
+		}
+	}
+}
+
+func TestTextBeforeAnyTokenIsNoLatency(t *testing.T) {
+	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+		row, _, _ := liedAbout(t, engine, earlyText)
+		if !strings.Contains(row.Error, "before any token") || row.Source != record.Unverified {
+			t.Errorf("%s: error %q, source %s", engine, row.Error, row.Source)
+		}
+		if _, ok := row.TPOTms(); ok {
+			t.Errorf("%s: a sample with an error has a time per token", engine)
+		}
+	}
+}
+
+func TestAnAnswerThatBreaksOffIsASampleWithAnErrorWhileTheEngineLives(t *testing.T) {
+	row, run, err := liedAbout(t, launch.VLLM, breakOff)
+	if !strings.Contains(row.Error, "broke off after 1 piece") || row.MatchesCold != nil {
+		t.Errorf("error %q, compared %v", row.Error, row.MatchesCold)
+	}
+	if len(run.Failures) != 0 || len(run.Finished) != 4 || err != nil {
+		t.Errorf("%d failures, %d cells finished, %v: a client's error ends nothing", len(run.Failures), len(run.Finished), err)
+	}
+}
+
+func TestAnEngineThatDiesIsAFailureAndNoLatency(t *testing.T) {
+	r := newRig(t, rule{"native-p0-latency-256-1-hbm_hit", dieMidStream})
+	run, err := r.measure(r.small())
+	says(t, err, "native, pass 0", "exit status 3", "1 cells are missing (native/p0/latency/256/1)", "--resume")
+	if len(run.Failures) != 1 || run.Failures[0].Stage != "serve" || run.Failures[0].Cell != "native/p0/latency/256/1" || !strings.Contains(run.Failures[0].Reason, "exit status 3") {
+		t.Errorf("failures %+v", run.Failures)
+	}
+	for i := range run.Samples {
+		row := &run.Samples[i]
+		if row.Cell == "native/p0/latency/256/1" && (run.Final(row.Place) || (row.Phase == record.HBMHit && row.Error == "")) {
+			t.Errorf("a sample of the cell that broke counts: %+v", row)
+		}
+	}
+	if got := sources(run, launch.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 2 {
+		t.Errorf("the next backend has %d external samples, want 2", got)
+	}
+	if got := run.Manifest.Attempts[0].Outcome; got != Failed {
+		t.Errorf("the outcome is %q", got)
+	}
+}
+
+func TestABackendThatCannotStartIsAFailureAndTheNextIsMeasured(t *testing.T) {
+	r := newRig(t)
+	r.refuse = map[string]*launch.StartError{launch.FlexKV: {Part: launch.PartEngine, Reason: "KVCacheLayout takes no is_mla"}}
+	ask := r.small()
+	ask.Backends = []string{launch.FlexKV, launch.Native}
+	run, err := r.measure(ask)
+	says(t, err, "flexkv, pass 0: engine (start): KVCacheLayout takes no is_mla", "2 cells are missing")
+	if len(run.Failures) != 1 || run.Failures[0].Stage != "start" || run.Failures[0].Log != "logs/flexkv-p0-a1-engine.log" {
+		t.Errorf("failures %+v", run.Failures)
+	}
+	if len(run.Finished) != 2 || len(pick(run, func(s *record.Sample) bool { return s.Backend == launch.FlexKV })) != 0 {
+		t.Errorf("%d cells finished, want the two of native", len(run.Finished))
+	}
+}
+
+func TestCountersThatNeverRestMakeSamplesUnverifiedAndEndTheBackend(t *testing.T) {
+	r := newRig(t)
+	r.restless = true
+	run, err := r.measure(r.small())
+	says(t, err, "did not come to rest", "after 3 requests in a row", "still moving")
+	if len(run.Failures) != 2 {
+		t.Errorf("%d failures, want one a backend", len(run.Failures))
+	}
+	for _, row := range run.Samples {
+		if row.Source != record.Unverified || row.Why == "" {
+			t.Errorf("a sample between restless counters is %s (%q)", row.Source, row.Why)
+		}
+	}
+}
+
+func TestWhatWasNotGivenBackIsSaid(t *testing.T) {
+	r := newRig(t)
+	r.leases = 2
+	run, err := r.measure(r.small())
+	says(t, err, "orbitkv, pass 0: not everything was given back", "orbitkv_leases is 2")
+	if len(run.Drains) != 2 || run.Drains[1].Drained || run.Manifest.Attempts[0].Outcome != Failed {
+		t.Errorf("drain checks %+v", run.Drains)
+	}
+}

@@ -1,0 +1,171 @@
+package single
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
+)
+
+func TestPartialHitsAreMeasuredBesideColdPrompts(t *testing.T) {
+	r := newRig(t)
+	ask := r.small()
+	ask.Workload, ask.Repeats, ask.Lengths = Partial, 1, []int{512}
+	run, err := r.measure(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, percent := range []int{25, 50, 75} {
+		cell := fmt.Sprintf("orbitkv/p0/partial/512/%d/0", percent)
+		rows := pick(run, func(s *record.Sample) bool { return s.Cell == cell && s.Measured })
+		if len(rows) != 2 || rows[0].Phase != record.Partial || rows[1].Phase != record.Cold {
+			t.Fatalf("%s has the measured samples %+v", cell, rows)
+		}
+		if got, want := rows[0].ExternalTokens, 512*percent/100; got != want || rows[0].Source != record.FromExternal {
+			t.Errorf("%s: %d external tokens, %s; want %d", cell, got, rows[0].Source, want)
+		}
+		if rows[1].Source != record.Miss || rows[1].MatchesCold != nil {
+			t.Errorf("%s: the cold prompt is %s, compared %v", cell, rows[1].Source, rows[1].MatchesCold)
+		}
+		if rows[0].MatchesCold == nil || !*rows[0].MatchesCold || rows[0].Variant != fmt.Sprint(percent) {
+			t.Errorf("%s: compared %v with the engine's own answer, variant %q", cell, rows[0].MatchesCold, rows[0].Variant)
+		}
+	}
+}
+
+func TestAPartialHitWithAnotherTextIsAttributed(t *testing.T) {
+	r := newRig(t, rule{"orbitkv-p0-partial-512-50-0-partial", otherText})
+	ask := r.small()
+	ask.Workload, ask.Repeats, ask.Lengths = Partial, 1, []int{512}
+	run, err := r.measure(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(run.Attributions) != 1 || run.Attributions[0].Verdict != record.Unexplained || run.Attributions[0].ColdText == "" {
+		t.Errorf("attributions %+v", run.Attributions)
+	}
+}
+
+func TestAPartialPromptSharesWholePagesAndNoTokenMore(t *testing.T) {
+	p := prompts{1, 4096}
+	for _, percent := range partialPercents {
+		for prefix := range 200 {
+			key := partialKey{320, percent, prefix}
+			seen, begins := p.partialPrompts(key, 64)
+			same := 0
+			for same < len(seen) && seen[same] == begins[same] {
+				same++
+			}
+			if want := 320 * percent / 100 / 64 * 64; same != want || len(begins) != 320 {
+				t.Fatalf("%v: %d tokens in common of %d, want %d", key, same, len(begins), want)
+			}
+		}
+	}
+}
+
+func TestBurstsHaveOneWindowAndSharedEvidence(t *testing.T) {
+	r := newRig(t)
+	ask := r.small()
+	ask.Workload, ask.Repeats, ask.Lengths, ask.Concurrencies = Concurrent, 1, []int{128, 256}, []int{1, 4}
+	run, err := r.measure(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	final := 0
+	for _, w := range run.Windows {
+		if !run.Final(w.Place) {
+			continue
+		}
+		final++
+		if w.Stop != stopBurst || w.Requests != w.Concurrency || len(w.Before) == 0 || len(w.After) == 0 {
+			t.Errorf("a window is %+v", w)
+		}
+	}
+	if want := 2 * 2 * (2 + 1) * 2; final != want { // backends, concurrencies, two shared bursts and a mixed one, both states
+		t.Errorf("%d final windows, want %d", final, want)
+	}
+	for _, row := range pick(run, func(s *record.Sample) bool {
+		return s.Measured && s.Backend == launch.OrbitKV && s.Variant == patternMixed && s.Concurrency == 4
+	}) {
+		want := record.Miss
+		if row.Phase == record.AfterPressure {
+			want = record.FromExternal
+		}
+		if row.Source != want || !row.Shared {
+			t.Errorf("%s of prompt %d: %s (%s), shared %v; want %s", row.Phase, row.PromptIndex, row.Source, row.Why, row.Shared, want)
+		}
+		if (row.Phase == record.AfterPressure) != (row.MatchesCold != nil && *row.MatchesCold) {
+			t.Errorf("%s of prompt %d is compared as %v", row.Phase, row.PromptIndex, row.MatchesCold)
+		}
+	}
+}
+
+func TestASustainedWindowIsBoundedByItsCapAndCompared(t *testing.T) {
+	r := newRig(t, rule{"orbitkv-p0-sustained-2-sustained-a1-20", otherText})
+	ask := r.small()
+	ask.Workload, ask.Lengths, ask.Concurrencies = Sustained, []int{128, 256}, []int{2}
+	ask.WorkingSet, ask.MaxRequests, ask.ReuseRatio = 4, 30, 0.5
+	run, err := r.measure(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, backend := range ask.Backends {
+		rows := pick(run, func(s *record.Sample) bool { return s.Backend == backend && s.Phase == record.Sustained })
+		reused := 0
+		for _, row := range rows {
+			if row.PromptIndex < ask.WorkingSet {
+				reused++
+			}
+			if (row.MatchesCold != nil) != (row.PromptIndex < ask.WorkingSet) {
+				t.Errorf("request %s of prompt %d is compared as %v", row.Request, row.PromptIndex, row.MatchesCold)
+			}
+		}
+		if len(rows) != 30 || reused == 0 || reused == 30 {
+			t.Errorf("%s: %d requests, %d of the working set", backend, len(rows), reused)
+		}
+	}
+	for _, w := range run.Windows {
+		if w.Phase == record.Sustained && (w.Stop != stopCount || w.Requests != 30 || w.WallSeconds < w.AdmitSeconds) {
+			t.Errorf("a window is %+v", w)
+		}
+	}
+}
+
+func TestASustainedWindowClosesInTime(t *testing.T) {
+	r := newRig(t)
+	r.step = 100 * time.Millisecond
+	ask := r.small()
+	ask.Backends, ask.Workload, ask.Concurrencies, ask.WorkingSet, ask.DurationSeconds = []string{launch.Native}, Sustained, []int{1}, 2, 3
+	run, err := r.measure(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := run.Windows[len(run.Windows)-1]
+	if last.Stop != stopWindow || last.AdmitSeconds > 3 || last.DrainSeconds <= 0 {
+		t.Errorf("the window is %+v", last)
+	}
+}
+
+func TestTheChoiceOfASustainedRequestDependsOnItsNumberAlone(t *testing.T) {
+	s := &stage{run: &run{ask: Defaults(), prompts: prompts{7, 4096}}}
+	set := make([]query, 12)
+	for i := range set {
+		set[i].prompt = i
+	}
+	s.ask.WorkingSet = len(set)
+	reused := 0
+	for i := range 1000 {
+		first, again := s.choose(record.Place{Concurrency: 4}, set, i), s.choose(record.Place{Concurrency: 4}, set, i)
+		if first.prompt != again.prompt {
+			t.Fatalf("request %d is prompt %d, then %d", i, first.prompt, again.prompt)
+		}
+		if first.prompt < len(set) {
+			reused++
+		}
+	}
+	if reused < 700 || reused > 800 {
+		t.Errorf("%d of 1000 requests reuse the working set, asked for are three quarters", reused)
+	}
+}
