@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -152,6 +153,7 @@ func TestAnInterruptedBenchLeavesNothing(t *testing.T) {
 		scratch, lines := t.TempDir(), filepath.Join(t.TempDir(), "figures.jsonl")
 		cmd := orbitkv(append([]string{"bench", c.arguments[0], "--time", "10m", "--rounds", "1000", "--json", lines}, c.arguments[1:]...)...)
 		cmd.Env = append(cmd.Env, "TMPDIR="+scratch)
+		t.Cleanup(func() { endProcessesOf(t, scratch) })
 		said := interrupt(t, cmd, c.signal, func() bool { return c.during == "" || len(processesOf(t, scratch, c.during)) > 0 })
 		await(t, "the end of every process", func() bool { return len(processesOf(t, scratch, "")) == 0 })
 		if c.signal == syscall.SIGKILL {
@@ -178,6 +180,8 @@ func interrupt(t *testing.T, cmd *exec.Cmd, signal syscall.Signal, ready func() 
 	}
 	var said strings.Builder
 	lines, sent := bufio.NewScanner(pipe), false
+	late := time.AfterFunc(patience, func() { _ = pipe.Close() }) // a process that it left behind keeps the other end
+	defer late.Stop()
 	for lines.Scan() {
 		said.WriteString(lines.Text() + "\n")
 		if !sent && strings.Contains(lines.Text(), "round 1 of") {
@@ -203,7 +207,7 @@ func await(t *testing.T, what string, done func() bool) {
 }
 
 // processesOf returns the running processes whose command line has a verb and names a path.
-func processesOf(t *testing.T, path, verb string) (pids []string) {
+func processesOf(t *testing.T, path, verb string) (pids []int) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -212,8 +216,20 @@ func processesOf(t *testing.T, path, verb string) (pids []string) {
 	for _, file := range all {
 		text, err := os.ReadFile(file)
 		if err == nil && strings.Contains(string(text), path) && (verb == "" || slices.Contains(strings.Split(string(text), "\x00"), verb)) {
-			pids = append(pids, filepath.Base(filepath.Dir(file)))
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids = append(pids, pid)
 		}
 	}
 	return pids
+}
+
+// endProcessesOf ends what a test that failed has left.
+func endProcessesOf(t *testing.T, path string) {
+	t.Helper()
+	for _, pid := range processesOf(t, path, "") {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by now
+	}
 }
