@@ -1,0 +1,175 @@
+package page
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"orbitkv/bench/record"
+	"orbitkv/bench/report"
+)
+
+// Write writes the report of a run as one HTML file. The run's directory is read for the ends of logs that failures name; one that is gone is said in
+// the report. The error is the writer's, or says which figure could not be drawn.
+func Write(w io.Writer, run *record.Run, s *report.Summary) error {
+	figures, err := figureSection(run, s)
+	if err != nil {
+		return err
+	}
+	v := view{
+		Title:    oneLine(engineName(s.Engine) + " · " + words(s.Workload)),
+		Facts:    topFacts(run, s),
+		Findings: findings(s),
+		Sections: []section{
+			headline(s), whatRan(&run.Manifest, s), figures, differences(s), failures(run, s), drains(s), notes(s),
+		},
+		Footer: oneLine(fmt.Sprintf("Made by orbitkv %s from the files of %s. Intervals are 95 %% bootstrap intervals of medians; summary.json has every figure of this page.",
+			s.Version, s.Path)),
+		Style: styleSheet(),
+	}
+	if err := pageTemplate.Execute(w, v); err != nil {
+		return fmt.Errorf("page: writing the report of %s: %w", s.Path, err)
+	}
+	return nil
+}
+
+func engineName(engine string) string {
+	switch engine {
+	case "vllm":
+		return "vLLM"
+	case "sglang":
+		return "SGLang"
+	}
+	return engine
+}
+
+func topFacts(run *record.Run, s *report.Summary) []string {
+	m := &run.Manifest
+	facts := []string{strings.TrimSpace(engineName(s.Engine) + " " + s.EngineVersion), "OrbitKV " + s.Version}
+	if m.Model.Type != "" {
+		facts = append(facts, fmt.Sprintf("%s, %d layers", m.Model.Type, m.Model.Layers))
+	}
+	if len(m.Machine.GPUs) > 0 {
+		facts = append(facts, m.Machine.GPUs[0].Name)
+	} else {
+		facts = append(facts, strings.TrimSpace("no GPU, "+m.Machine.CPU))
+	}
+	facts = append(facts, fmt.Sprintf("seed %d", s.Seed), moment(m.Started))
+	for i := range facts {
+		facts[i] = oneLine(facts[i])
+	}
+	return facts
+}
+
+// findings are what a reader must know before the first figure.
+func findings(s *report.Summary) []finding {
+	found := []finding{coverageFinding(s)}
+	for i := range s.Failures {
+		f := &s.Failures[i]
+		if !f.Recovered {
+			found = append(found, finding{false, oneLine(fmt.Sprintf("%s failed at its %s (%s): %s", f.Backend, f.Stage, f.Part, firstLine(f.Reason)))})
+		}
+	}
+	if len(s.Groups) > 0 {
+		found = append(found, sourceFinding(s), outputFinding(s))
+	}
+	return append(found, drainFinding(s))
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	const most = 240 // bytes: the whole reason stands in the section of failures
+	if len(line) > most {
+		line = strings.ToValidUTF8(line[:most], "") + "…"
+	}
+	return line
+}
+
+func coverageFinding(s *report.Summary) finding {
+	var parts []string
+	for _, c := range s.Coverage {
+		parts = append(parts, fmt.Sprintf("%s %d of %d", c.Backend, c.Finished, c.Planned))
+	}
+	text := fmt.Sprintf("%d of %d planned cells are finished: %s.", s.Part.Finished, s.Part.Planned, strings.Join(parts, ", "))
+	if s.Part.Planned == 0 {
+		text = "The run ended before it planned any cell."
+	}
+	return finding{s.Part.Complete(), oneLine(text)}
+}
+
+func sourceFinding(s *report.Summary) finding {
+	unexpected, meant := 0, false
+	for _, g := range s.Groups {
+		unexpected += g.Unexpected
+		meant = meant || len(g.Expected) > 0
+	}
+	text := fmt.Sprintf("%s measured", counted(s.Counts.Measured, "request"))
+	if s.Counts.Failed > 0 {
+		text += fmt.Sprintf(", %d of them without a whole answer", s.Counts.Failed)
+	}
+	if unexpected == 0 {
+		if meant {
+			text += "; each state shows the cache source that it is meant to show"
+		}
+		return finding{s.Counts.Failed == 0 && s.Counts.Unverified == 0, fmt.Sprintf("%s; %d unverified.", text, s.Counts.Unverified)}
+	}
+	return finding{false, fmt.Sprintf("%s; %d came from another cache source than their state is meant to show (%d of all are unverified). They stand in rows of their own.",
+		text, unexpected, s.Counts.Unverified)}
+}
+
+func outputFinding(s *report.Summary) finding {
+	compared, unexplained := 0, 0
+	for _, g := range s.Groups {
+		compared += g.Outputs.Compared
+	}
+	for _, d := range s.Differing {
+		if d.Verdict == record.Unexplained {
+			unexplained++
+		}
+	}
+	switch {
+	case compared == 0:
+		return finding{false, "No output was compared with a cold one."}
+	case len(s.Differing) == 0:
+		return finding{true, fmt.Sprintf("All %s equal their cold ones.", counted(compared, "compared output"))}
+	}
+	return finding{false, fmt.Sprintf("%d of %s differ from the cold ones; %d of these are unexplained by the engine alone.",
+		len(s.Differing), counted(compared, "compared output"), unexplained)}
+}
+
+func drainFinding(s *report.Summary) finding {
+	var left []string
+	checked := 0
+	for i := range s.Drains {
+		d := &s.Drains[i]
+		if !d.Checked {
+			continue
+		}
+		checked++
+		if !d.Drained && !slices.Contains(left, d.Backend) {
+			left = append(left, d.Backend)
+		}
+	}
+	switch {
+	case len(left) > 0:
+		return finding{false, oneLine("Not everything was given back at the end: " + strings.Join(left, ", ") + ".")}
+	case checked == 0:
+		return finding{len(s.Drains) > 0, "No backend of the run tells what it holds, so the drain check had nothing to look at."}
+	}
+	return finding{true, "Everything that requests borrow was given back at the end of each backend that tells of it."}
+}
+
+// notes is the last section: what the files themselves say to whoever reads the figures.
+func notes(s *report.Summary) section {
+	out := section{ID: "notes", Title: "Notes"}
+	var all []string
+	for _, note := range s.Notes {
+		all = append(all, oneLine(note))
+	}
+	c := s.Counts
+	all = append(all, fmt.Sprintf("Of %s of requests, %d are measured and final; %d of cells that are unfinished or were measured again, and %d of warm-up, preparation, pressure and controls (%d of these without a whole answer) are in no figure.",
+		counted(c.Samples, "row"), c.Measured, c.Superseded, c.Unmeasured, c.UnmeasuredFailed))
+	out.Intro = all
+	return out
+}

@@ -1,0 +1,225 @@
+package page
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"orbitkv/bench/record"
+	"orbitkv/bench/report"
+)
+
+func render(t *testing.T, run *record.Run, s *report.Summary) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Write(&out, run, s); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// parsed is what a page is made of.
+type parsed struct {
+	elements   map[string]int
+	attributes []xml.Attr
+	text       string
+	figures    []string // the text of each
+	styles     []string
+}
+
+// parse reads a page as a browser would, without its forgiveness: everything that is opened must be closed.
+func parse(t *testing.T, page string) parsed {
+	t.Helper()
+	decoder := xml.NewDecoder(strings.NewReader(page))
+	decoder.Strict = false
+	decoder.AutoClose = xml.HTMLAutoClose
+	decoder.Entity = xml.HTMLEntity
+	out := parsed{elements: map[string]int{}}
+	var open []string
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch each := token.(type) {
+		case xml.StartElement:
+			open = append(open, each.Name.Local)
+			out.elements[each.Name.Local]++
+			out.attributes = append(out.attributes, each.Attr...)
+			if each.Name.Local == "figure" {
+				out.figures = append(out.figures, "")
+			}
+		case xml.EndElement:
+			open = open[:len(open)-1]
+		case xml.CharData:
+			out.text += string(each)
+			if slices.Contains(open, "style") {
+				out.styles = append(out.styles, string(each))
+			}
+			if slices.Contains(open, "figure") {
+				out.figures[len(out.figures)-1] += string(each) + "\n"
+			}
+		}
+	}
+}
+
+// allowed are the elements that a report has. None of them runs or fetches anything.
+var allowed = strings.Fields(`html head meta title style body header main section footer nav h1 h2 h3 p a b i small span ul li dl div dt dd
+	table thead tbody tr th td figure figcaption pre svg g path text`)
+
+// TestNothingFromOutside reads every element and attribute of reports whose texts try to break out.
+func TestNothingFromOutside(t *testing.T) {
+	for name, make := range map[string]func(*testing.T) (*record.Run, *report.Summary){"latency": latencyRun, "sustained": loadRun} {
+		t.Run(name, func(t *testing.T) {
+			run, s := make(t)
+			page := parse(t, render(t, run, s))
+			for element := range page.elements {
+				if !slices.Contains(allowed, element) {
+					t.Errorf("an element %s", element)
+				}
+			}
+			for _, a := range page.attributes {
+				value := strings.ToLower(a.Value)
+				switch {
+				case a.Name.Local == "href" && !strings.HasPrefix(value, "#"),
+					a.Name.Local == "src", strings.HasPrefix(strings.ToLower(a.Name.Local), "on"):
+					t.Errorf("an attribute %s=%q", a.Name.Local, a.Value)
+				case a.Name.Local != "aria-label" && (strings.Contains(value, "url(") || strings.Contains(value, "//") || strings.Contains(value, "@import")):
+					t.Errorf("an attribute %s=%q", a.Name.Local, a.Value)
+				}
+			}
+			if len(page.styles) != 1 {
+				t.Errorf("%d style sheets", len(page.styles))
+			}
+			for _, sheet := range page.styles {
+				for _, word := range []string{"url(", "@import", "//", "expression"} {
+					if strings.Contains(sheet, word) {
+						t.Errorf("the style sheet has %s", word)
+					}
+				}
+			}
+			if !strings.Contains(page.text, "<script>alert(1)</script>") {
+				t.Error("hostile text is not shown as text")
+			}
+			if strings.ContainsAny(page.text, "\x1b\u202e") {
+				t.Error("control characters reached the page")
+			}
+		})
+	}
+}
+
+// TestSections has what each kind of run must show in words.
+func TestSections(t *testing.T) {
+	run, s := latencyRun(t)
+	text := parse(t, render(t, run, s)).text
+	for _, want := range []string{
+		"45 of 60 planned cells are finished", "flexkv failed at its start (engine)", "AttributeError: get_kv_cache_shape", "Not everything was given back at the end: cpu",
+		"1 of 90 compared outputs differ", "the engine alone gives both texts", "Link share", "NVIDIA H200", "refused: EINVAL", "orbitkv bench single-node", "PYTHONHASHSEED=0",
+		"torch", "2.13.0+cu130", "seed", "20260920", "nowhere (miss)", "pending bytes stayed at 8192", "the engine said:",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page does not say %q", want)
+		}
+	}
+	run, s = loadRun(t)
+	text = parse(t, render(t, run, s)).text
+	for _, want := range []string{
+		"Goodput", "48 of 64", "orbitkv_pending_bytes", "592 MiB", "The run did not trace transfers", "The run started no process", "No answer was compared", "No backend came to its end", "no GPU",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page of windows does not say %q", want)
+		}
+	}
+}
+
+// TestEmptyRun has no figure and says so.
+func TestEmptyRun(t *testing.T) {
+	f := newFixture(t, record.Options{Backends: []string{"orbitkv"}, Workload: "latency", Lengths: []int{1024}, Repeats: 1, TraceTransfers: true}, record.Machine{})
+	run, s := f.load("failed")
+	page := parse(t, render(t, run, s))
+	for _, want := range []string{
+		"The run ended before it planned any cell", "No finished cell has a measured request", "The exposed restore time is not known", "no pair of backends",
+		"Tracing was on and no process wrote a record",
+	} {
+		if !strings.Contains(page.text, want) {
+			t.Errorf("the page does not say %q", want)
+		}
+	}
+	if len(page.figures) != 0 {
+		t.Errorf("%d figures of nothing", len(page.figures))
+	}
+}
+
+// TestNBesideEveryFigure wants the number of samples in each drawing or under it.
+func TestNBesideEveryFigure(t *testing.T) {
+	for name, make := range map[string]func(*testing.T) (*record.Run, *report.Summary){"latency": latencyRun, "sustained": loadRun} {
+		run, s := make(t)
+		for _, each := range parse(t, render(t, run, s)).figures {
+			if !strings.Contains(each, "n=") && !strings.Contains(each, "n: ") && !slices.Contains(strings.Split(each, "\n"), "n") {
+				t.Errorf("%s: a figure without n: %.300s", name, each)
+			}
+		}
+	}
+}
+
+// TestSamplesOfTheSummary draws exactly the samples that the tables count: none of an unfinished cell, none of another source.
+func TestSamplesOfTheSummary(t *testing.T) {
+	for _, make := range []func(*testing.T) (*record.Run, *report.Summary){latencyRun, loadRun} {
+		run, s := make(t)
+		data := gather(run, s)
+		rows, drawn := 0, 0
+		for i := range s.Groups {
+			g := &s.Groups[i]
+			for _, r := range g.Rows {
+				rows++
+				if got := len(data.ttft[rowKey{g.Key, r.Source}]); got != r.N {
+					t.Errorf("%+v from %s: %d samples, the table counts %d", g.Key, r.Source, got, r.N)
+				}
+			}
+			for _, each := range data.strips(g) {
+				drawn += len(each.dots)
+			}
+		}
+		if len(data.ttft) != rows || drawn != s.Counts.Measured {
+			t.Errorf("%d rows of samples and %d in the tables; %d marks for %d samples", len(data.ttft), rows, drawn, s.Counts.Measured)
+		}
+	}
+}
+
+// TestOneColour wants a backend's colour in the style sheet, and no colour that is two backends'.
+func TestOneColour(t *testing.T) {
+	sheet := string(styleSheet())
+	seen := map[string]string{}
+	for backend, look := range styles {
+		ink := hex(look.ink)
+		if other, taken := seen[ink]; taken {
+			t.Errorf("%s and %s are both %s", backend, other, ink)
+		}
+		seen[ink] = backend
+		if want := "." + chipOf(backend) + " { background: " + ink; !strings.Contains(sheet, want) {
+			t.Errorf("the style sheet has no %q", want)
+		}
+	}
+	if got := chipOf(`x"><script>`); got != otherChip {
+		t.Errorf("an unknown backend became the class %q", got)
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
+
+// TestWriteError says which report could not be written.
+func TestWriteError(t *testing.T) {
+	run, s := loadRun(t)
+	if err := Write(fullDisk{}, run, s); !errors.Is(err, io.ErrShortWrite) || !strings.Contains(err.Error(), s.Path) {
+		t.Errorf("got %v", err)
+	}
+}
