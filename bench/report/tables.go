@@ -124,7 +124,10 @@ func (t *text) differences(title string, pairings []Pairing) {
 
 func (p *Pairing) line() []string {
 	n := fmt.Sprintf("%d pairs", p.N)
-	if !p.Paired {
+	switch {
+	case p.Paired && p.N == 1:
+		n = "1 pair"
+	case !p.Paired:
 		n = fmt.Sprintf("%d, %d unpaired", p.A.TTFT.N, p.B.TTFT.N)
 	}
 	cells := []string{fmt.Sprintf("%6d", p.Length), stateWords(p.Workload, p.Variant, p.Phase), p.A.name(), p.B.name(), n, median(p.A.TTFT), median(p.B.TTFT)}
@@ -331,7 +334,7 @@ func (t *text) drainTable(s *Summary) {
 		verdict := "everything was given back"
 		switch {
 		case !d.Checked:
-			verdict = "not checked: the backend tells nothing of what it holds"
+			verdict = "not checked"
 		case !d.Drained:
 			verdict = "*** NOT given back ***"
 		}
