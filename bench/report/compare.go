@@ -23,6 +23,7 @@ type Comparison struct {
 	Runs        []Compared      `json:"runs"`
 	Differences []RunDifference `json:"differences"` // what the runs do not share beside their backends
 	Rows        []Pairing       `json:"rows"`
+	Exposed     []Exposed       `json:"exposed"` // against native of the same run, or of the first run that has it
 	Windows     []WindowPair    `json:"windows"`
 	Notes       []string        `json:"notes,omitempty"`
 }
@@ -35,6 +36,7 @@ type Compared struct {
 	Backends []string `json:"backends"`
 	Part     Part     `json:"part"`
 	Paired   bool     `json:"paired"` // same seed as the first run, so the same prompts
+	Link     Link     `json:"link"`
 }
 
 // RunDifference is one fact in which a run differs from the first.
@@ -71,7 +73,7 @@ func Compare(runs []*record.Run) (*Comparison, error) {
 	for i, run := range runs {
 		label := string(rune('A' + i))
 		paired := run.Manifest.Options.Seed == first.Manifest.Options.Seed
-		c.Runs = append(c.Runs, Compared{label, run.Path, run.Manifest.Version, run.Manifest.Options.Backends, summaries[i].Part, paired})
+		c.Runs = append(c.Runs, Compared{label, run.Path, run.Manifest.Version, run.Manifest.Options.Backends, summaries[i].Part, paired, summaries[i].Link})
 		if !summaries[i].Part.Complete() {
 			c.Notes = append(c.Notes, fmt.Sprintf("run %s is not complete: part: %d of %d cells", label, summaries[i].Part.Finished, summaries[i].Part.Planned))
 		}
@@ -90,6 +92,7 @@ func Compare(runs []*record.Run) (*Comparison, error) {
 		c.add(first, run, label, paired)
 		c.addWindows(summaries[0], summaries[i], label)
 	}
+	c.addExposed(runs)
 	if len(c.Rows) == 0 && len(c.Windows) == 0 {
 		c.Notes = append(c.Notes, "no state is finished in two runs: there is nothing to compare yet")
 	}
@@ -168,6 +171,19 @@ func (c *Comparison) add(a, b *record.Run, label string, paired bool) {
 	})
 }
 
+// addExposed relates the restores of every run to native's hits, which are often in a directory of their own.
+func (c *Comparison) addExposed(runs []*record.Run) {
+	var natives []side
+	for i, run := range runs {
+		natives = append(natives, side{c.Runs[i].Label, native, of(final(run), native)})
+	}
+	for i, run := range runs {
+		nearest := slices.Concat(natives[i:i+1], natives)
+		c.Exposed = append(c.Exposed, exposed(c.Runs[i].Label, final(run), nearest, &run.Manifest, uint64(runs[0].Manifest.Options.Seed))...)
+	}
+	slices.SortStableFunc(c.Exposed, func(a, b Exposed) int { return cmp.Compare(a.Length, b.Length) })
+}
+
 func (c *Comparison) addWindows(a, b *Summary, label string) {
 	for _, pair := range partners(c.Runs[0].Backends, c.Runs[len(c.Runs)-1].Backends) {
 		for _, x := range a.Windows {
@@ -210,6 +226,12 @@ func WriteComparison(w io.Writer, c *Comparison) error {
 		t.table([]string{"run", "fact", "in A", "in the run"}, rows)
 	}
 	t.differences("Differences of TTFT (ms)", c.Rows)
+	t.exposedTimes(c.Exposed)
+	for _, run := range c.Runs {
+		if slices.ContainsFunc(c.Exposed, func(e Exposed) bool { return e.Run == run.Label }) {
+			t.link("link of "+run.Label, run.Link)
+		}
+	}
 	t.windowPairs(c.Windows)
 	t.line("")
 	return t.to(w)

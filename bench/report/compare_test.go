@@ -33,6 +33,9 @@ func TestEqualSeedsArePaired(t *testing.T) {
 	if !p.Paired || p.N != 4 || p.A.Run != "A" || p.B.Run != "B" || p.A.Backend != "native" || p.B.Backend != "orbitkv" || len(p.B.LeftOut) != 1 {
 		t.Errorf("%+v", p)
 	}
+	if len(c.Exposed) != 1 || c.Exposed[0].Run != "B" || c.Exposed[0].HitRun != "A" || c.Exposed[0].HitBackend != "native" || c.Exposed[0].Difference.Median != 9.5 {
+		t.Errorf("%+v", c.Exposed)
+	}
 	var text bytes.Buffer
 	if err := report.WriteComparison(&text, c); err != nil {
 		t.Fatal(err)

@@ -125,21 +125,31 @@ func match(a, b []*record.Sample) (x, y []*record.Sample, without int) {
 	return x, y, len(a) + len(b) - 2*len(x)
 }
 
-// exposed tells what restores cost beyond hits in device memory, for every backend and length that has both.
-func exposed(samples []*record.Sample, m *record.Manifest, seed uint64) []Exposed {
+// serial returns the whole latency samples of a length and phase that came from one of some sources.
+func serial(samples []*record.Sample, length int, phase record.Phase, wanted ...record.Source) []*record.Sample {
+	return slices.DeleteFunc(slices.Clone(samples), func(s *record.Sample) bool {
+		return s.Workload != latency || s.Length != length || s.Phase != phase || s.Error != "" || !slices.Contains(wanted, s.Source)
+	})
+}
+
+// exposed tells what the restores of a run cost beyond hits in device memory, for every backend and length that has both. The hits are those of
+// native, the first of these sides that has any of the length.
+func exposed(run string, samples []*record.Sample, natives []side, m *record.Manifest, seed uint64) []Exposed {
 	var all []Exposed
 	for _, length := range m.Options.Lengths {
-		at := func(backend string, phase record.Phase, wanted ...record.Source) []*record.Sample {
-			return slices.DeleteFunc(of(samples, backend), func(s *record.Sample) bool {
-				return s.Workload != latency || s.Length != length || s.Phase != phase || s.Error != "" || !slices.Contains(wanted, s.Source)
-			})
-		}
 		for _, backend := range m.Options.Backends {
-			restored := at(backend, record.AfterPressure, record.FromExternal)
-			e := Exposed{Backend: backend, Length: length, HitBackend: native}
-			hits := at(native, record.HBMHit, record.FromHBM)
+			own := of(samples, backend)
+			restored := serial(own, length, record.AfterPressure, record.FromExternal)
+			e := Exposed{Run: run, Backend: backend, Length: length}
+			var hits []*record.Sample
+			for _, n := range natives {
+				if hits = serial(n.samples, length, record.HBMHit, record.FromHBM); len(hits) > 0 {
+					e.HitRun, e.HitBackend = n.run, n.backend
+					break
+				}
+			}
 			if len(hits) == 0 {
-				hits, e.HitBackend = at(backend, record.HBMHit, record.FromHBM, record.FromBoth), backend
+				hits, e.HitRun, e.HitBackend = serial(own, length, record.HBMHit, record.FromHBM, record.FromBoth), run, backend
 				e.Note = "native has no hit of this length; the backend's own hits may wait for its saves"
 			}
 			if len(restored) == 0 || len(hits) == 0 {

@@ -23,13 +23,13 @@ func Summarise(run *record.Run) (*Summary, error) {
 	samples := final(run)
 	verdicts := attributed(run)
 	s := &Summary{
-		Format: SummaryFormat, Path: run.Path, Version: m.Version, Engine: m.Options.Engine, EngineVersion: m.Probe.Packages[m.Options.Engine],
+		Format: SummaryFormat, Path: run.Path, Version: m.Version, Engine: m.Options.Engine, EngineVersion: engineVersion(m),
 		Device: m.Options.Device, Model: m.Model, Workload: m.Options.Workload, Seed: m.Options.Seed,
 		Coverage: coverage(run), Counts: counts(run), Link: Link{m.Probe.LinkBytesPerS, m.Probe.LinkHow},
 		Objectives: Objectives{m.Options.SLOTTFTms, m.Options.SLOTPOTms},
 		Groups:     groups(samples, m.Options.Backends, verdicts, seed),
 		Paired:     pairedBackends(samples, m.Options.Backends, seed),
-		Exposed:    exposed(samples, m, seed),
+		Exposed:    exposed("", samples, []side{{"", native, of(samples, native)}}, m, seed),
 		Windows:    windows(run, samples, verdicts, seed),
 		Differing:  differing(samples, verdicts),
 		Failures:   failures(run), Drains: run.Drains, Attributions: run.Attributions,
@@ -40,6 +40,11 @@ func Summarise(run *record.Run) (*Summary, error) {
 	}
 	s.Notes = notes(run, s)
 	return s, nil
+}
+
+// engineVersion is the release of the engine's package, which has a name of its own where it is built for a CPU.
+func engineVersion(m *record.Manifest) string {
+	return cmp.Or(m.Probe.Packages[m.Options.Engine], m.Probe.Packages[m.Options.Engine+"-cpu"])
 }
 
 // WriteJSON writes summary.json, or a comparison in the same form. The error is the writer's.

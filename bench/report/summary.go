@@ -165,10 +165,12 @@ type Pairing struct {
 
 // Exposed is what a restore costs a request beyond a hit in device memory.
 type Exposed struct {
+	Run           string        `json:"run,omitempty"` // label of the run, in comparisons
 	Backend       string        `json:"backend"`
 	Length        int           `json:"length"`
 	AfterPressure stat.Estimate `json:"after_pressure_ms"` // external samples alone
 	Hit           stat.Estimate `json:"hit_ms"`
+	HitRun        string        `json:"hit_run,omitempty"`
 	HitBackend    string        `json:"hit_backend"` // native, or the backend itself where native has no hit of the length
 	HitSources    []SourceCount `json:"hit_sources"`
 	// Difference is AfterPressure - Hit, as medians.

@@ -18,9 +18,13 @@ func WriteTables(w io.Writer, s *Summary) error {
 	t.head(s)
 	t.latencies(s)
 	t.differences("Differences of TTFT between backends, the same prompts in pairs (ms)", s.Paired)
-	t.exposedTimes(s)
+	t.exposedTimes(s.Exposed)
+	if len(s.Exposed) > 0 {
+		t.link("link", s.Link)
+	}
 	t.windowTable(s)
 	t.gauges(s)
+	t.differing(s)
 	t.unexplained(s)
 	t.failureTable(s)
 	t.drainTable(s)
@@ -55,26 +59,25 @@ func (t *text) latencies(s *Summary) {
 		return
 	}
 	t.title("Latency by state and by the source of the prompt's KV (ms, medians; the interval is of TTFT p50)")
-	rare := slices.ContainsFunc(s.Groups, func(g Group) bool {
-		return slices.ContainsFunc(g.Rows, func(r Row) bool { return r.TTFTp95 != nil })
-	})
-	head := []string{"length", "at once", "state", "backend", "n", "source", " TTFT p50", "95 % interval"}
-	if rare {
-		head = append(head, "      p95", "      p99")
-	}
-	head = append(head, "  E2E p50", " TPOT p50", "restored in all", "outputs")
 	var rows [][]string
 	unexpected := false
-	for _, g := range s.Groups {
-		for i := range max(len(g.Rows), 1) {
-			rows = append(rows, g.line(i, rare))
+	for i := range s.Groups {
+		g := &s.Groups[i]
+		for _, r := range g.Rows {
+			rows = append(rows, g.line(r))
 		}
-		if g.Failed > 0 && len(g.Rows) > 0 {
+		if g.Failed > 0 {
 			rows = append(rows, append(g.place(), fmt.Sprint(g.Failed), "failed: no latency"))
+		}
+		if len(g.Rows) > 0 {
+			first := rows[len(rows)-len(g.Rows)-min(g.Failed, 1)]
+			first[len(first)-1] = outputWords(g.Outputs)
 		}
 		unexpected = unexpected || g.Unexpected > 0
 	}
-	t.table(head, rows)
+	t.table([]string{
+		"length", "at once", "state", "backend", "n", "source", " TTFT p50", "95 % interval", "      p95", "      p99", "  E2E p50", " TPOT p50", "restored in all", "outputs",
+	}, rows)
 	if unexpected {
 		t.line("  ! a source that the state is not meant to have; these samples are in no difference and in no restore time")
 	}
@@ -82,30 +85,23 @@ func (t *text) latencies(s *Summary) {
 		stat.Resamples, stat.IntervalMin, stat.P95Min, stat.P99Min)
 }
 
-// place is the columns that name a group.
+// place is the columns that name a group. Serial requests are not said to be one at a time.
 func (g *Group) place() []string {
-	return []string{fmt.Sprintf("%6d", g.Length), fmt.Sprint(g.Concurrency), g.state(), g.Backend}
+	atOnce := none
+	if g.Workload == concurrent || g.Workload == sustained {
+		atOnce = fmt.Sprint(g.Concurrency)
+	}
+	return []string{fmt.Sprintf("%6d", g.Length), atOnce, g.state(), g.Backend}
 }
 
-// line is row i of a group; a group whose requests all failed has one row without figures.
-func (g *Group) line(i int, rare bool) []string {
-	if len(g.Rows) == 0 {
-		return append(g.place(), fmt.Sprint(g.Failed), "failed: no latency")
-	}
-	r := g.Rows[i]
+// line is one row of a group; its last column is left for the outputs of the whole group.
+func (g *Group) line(r Row) []string {
 	source := string(r.Source)
 	if g.Expected != nil && !slices.Contains(g.Expected, r.Source) {
 		source += " !"
 	}
-	cells := append(g.place(), fmt.Sprint(r.N), source, median(r.TTFT), interval(r.TTFT.Interval))
-	if rare {
-		cells = append(cells, msOr(r.TTFTp95), msOr(r.TTFTp99))
-	}
-	out := ""
-	if i == 0 {
-		out = outputWords(g.Outputs)
-	}
-	return append(cells, median(r.E2E), median(r.TPOT), size(r.LoadBytes), out)
+	return append(g.place(), fmt.Sprint(r.N), source, median(r.TTFT), interval(r.TTFT.Interval), msOr(r.TTFTp95), msOr(r.TTFTp99),
+		median(r.E2E), median(r.TPOT), size(r.LoadBytes), "")
 }
 
 // differences is the table of pairings.
@@ -139,10 +135,7 @@ func (p *Pairing) line() []string {
 
 // name is a side with the sources of its samples.
 func (s *Side) name() string {
-	name := s.Backend
-	if s.Run != "" {
-		name = s.Run + ":" + name
-	}
+	name := labelled(s.Run, s.Backend)
 	var from []string
 	for _, source := range s.Sources {
 		from = append(from, string(source.Source))
@@ -173,13 +166,13 @@ func (p *Pairing) leftOut() string {
 }
 
 // exposedTimes is what restores cost and how much of it the link explains.
-func (t *text) exposedTimes(s *Summary) {
-	if len(s.Exposed) == 0 {
+func (t *text) exposedTimes(all []Exposed) {
+	if len(all) == 0 {
 		return
 	}
 	t.title("Exposed restore time: TTFT after pressure (external alone) less TTFT of a hit in device memory (ms)")
 	var rows [][]string
-	for _, e := range s.Exposed {
+	for _, e := range all {
 		share, link := none, msOr(nil)
 		if e.LinkMs > 0 {
 			link = ms(e.LinkMs)
@@ -187,49 +180,64 @@ func (t *text) exposedTimes(s *Summary) {
 		if e.LinkShare != nil {
 			share = fmt.Sprintf("%.0f %%", *e.LinkShare*100)
 		}
-		hit := fmt.Sprintf("%s (%s)", e.HitBackend, listed(e.HitSources))
 		rows = append(rows, []string{
-			fmt.Sprintf("%6d", e.Length), e.Backend, fmt.Sprint(e.AfterPressure.N), median(e.AfterPressure), median(e.Hit), hit,
+			fmt.Sprintf("%6d", e.Length), labelled(e.Run, e.Backend), fmt.Sprint(e.AfterPressure.N), median(e.AfterPressure), median(e.Hit),
+			fmt.Sprintf("%s (%s)", labelled(e.HitRun, e.HitBackend), listed(e.HitSources)),
 			signed(e.Difference.Median), interval(e.Difference.Interval), size(e.RestoredBytes), link, share, e.Note,
 		})
 	}
 	t.table([]string{"length", "backend", "n", " pressure", "      hit", "hit of", "  exposed", "95 % interval", "restored", "     link", "link share", ""}, rows)
-	if s.Link.BytesPerS > 0 {
-		t.line("  link: %.2f GB/s, measured as %s; the share is the time that the restored bytes need on it over the exposed time,", s.Link.BytesPerS/1e9, s.Link.How)
-		t.line("  and above 100 %% where a part of the copy ran beside the computation")
-	} else {
-		t.line("  the link was not measured, so there is no share of it")
-	}
+	t.line("  link share: the time that the restored bytes need on the measured link over the exposed time; above 100 %% where a part of the copy")
+	t.line("  ran beside the computation")
 }
 
-// windowTable is the rates of bursts and of sustained windows.
+// link names what was measured as the link.
+func (t *text) link(name string, l Link) {
+	if l.BytesPerS == 0 {
+		t.line("  %s: not measured, so there is no share of it", name)
+		return
+	}
+	t.line("  %s: %.2f GB/s, measured as %s", name, l.BytesPerS/1e9, l.How)
+}
+
+// labelled is a backend with the label of its run, where there are several.
+func labelled(run, backend string) string {
+	if run == "" {
+		return backend
+	}
+	return run + ":" + backend
+}
+
+// windowTable is the rates and the latencies of bursts and of sustained windows.
 func (t *text) windowTable(s *Summary) {
 	if len(s.Windows) == 0 {
 		return
 	}
-	t.title("Windows: rates over the wall time, drain included (latencies in ms, of all whole answers)")
-	var rows [][]string
+	var rates, latencies [][]string
 	for i := range s.Windows {
 		w := &s.Windows[i]
 		goodput := none
 		if w.GoodputPerS != nil {
-			goodput = fmt.Sprintf("%.2f", *w.GoodputPerS)
+			goodput = fmt.Sprintf("%9.2f", *w.GoodputPerS)
 		}
-		rows = append(rows, []string{
-			fmt.Sprint(w.Concurrency), w.state(), w.Backend, fmt.Sprint(w.Pass), fmt.Sprint(w.Requests), fmt.Sprint(w.Failed), strings.Join(w.Stops, ", "),
-			fmt.Sprintf("%7.2f", w.WallSeconds), fmt.Sprintf("%7.2f", w.DrainSeconds), fmt.Sprintf("%7.2f", w.RequestsPerS), fmt.Sprintf("%7.1f", w.OutputTokensPerS), goodput,
-			median(w.TTFT), interval(w.TTFT.Interval), msOr(w.TTFTp99), median(w.TPOT), msOr(w.TPOTp99), listed(w.Sources),
-		})
+		place := []string{fmt.Sprint(w.Concurrency), w.state(), w.Backend, fmt.Sprint(w.Pass)}
+		rates = append(rates, slices.Concat(place, []string{
+			fmt.Sprint(w.Requests), fmt.Sprint(w.Failed), strings.Join(w.Stops, ", "), fmt.Sprintf("%7.2f", w.WallSeconds), fmt.Sprintf("%7.2f", w.DrainSeconds),
+			fmt.Sprintf("%7.2f", w.RequestsPerS), fmt.Sprintf("%7.1f", w.OutputTokensPerS), goodput,
+		}))
+		latencies = append(latencies, slices.Concat(place, []string{
+			fmt.Sprint(w.TTFT.N), median(w.TTFT), interval(w.TTFT.Interval), msOr(w.TTFTp99), median(w.TPOT), msOr(w.TPOTp99), listed(w.Sources),
+		}))
 	}
-	t.table([]string{
-		"at once", "state", "backend", "pass", "n", "failed", "stopped by", " wall s", "drain s", "  req/s", "  tok/s", "goodput/s",
-		" TTFT p50", "95 % interval", "      p99", " TPOT p50", "      p99", "sources",
-	}, rows)
+	t.title("Windows: rates over the wall time, drain included")
+	t.table([]string{"at once", "state", "backend", "pass", "n", "failed", "stopped by", " wall s", "drain s", "  req/s", "  tok/s", "goodput/s"}, rates)
 	if s.Objectives.Set() {
 		t.line("  goodput counts answers with %s", s.Objectives.words())
 	} else {
 		t.line("  no goodput: no objective was set")
 	}
+	t.title("Windows: latencies of all whole answers, whatever their source (ms)")
+	t.table([]string{"at once", "state", "backend", "pass", "n", " TTFT p50", "95 % interval", " TTFT p99", " TPOT p50", " TPOT p99", "sources"}, latencies)
 }
 
 func (o Objectives) words() string {
@@ -284,6 +292,22 @@ func count(value *float64) string {
 		return fmt.Sprintf("%.0f", *value)
 	}
 	return fmt.Sprintf("%g", *value)
+}
+
+// differing says what explains the outputs that differ from the cold ones.
+func (t *text) differing(s *Summary) {
+	var rows [][]string
+	for i := range s.Groups {
+		g := &s.Groups[i]
+		if g.Outputs.Differing > 0 {
+			rows = append(rows, append(g.place(), outputWords(g.Outputs), g.Outputs.why()))
+		}
+	}
+	if len(rows) == 0 {
+		return
+	}
+	t.title("Outputs that differ from the cold ones")
+	t.table([]string{"length", "at once", "state", "backend", "outputs", "what a control on the engine alone says"}, rows)
 }
 
 // unexplained names the outputs that only the cache can have changed, each by its request.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"unicode"
@@ -26,13 +27,22 @@ func (t *text) title(format string, args ...any) {
 	t.line("\n"+format, args...)
 }
 
-// table writes rows below a head. Numbers come padded to equal widths, so that they stand right-aligned under their unit.
+// table writes rows below a head, without the columns in which no row says anything. Numbers come padded to equal widths, so that they stand
+// right-aligned under their unit.
 func (t *text) table(head []string, rows [][]string) {
+	says := make([]bool, len(head))
+	for _, row := range rows {
+		for i, cell := range row {
+			says[i] = says[i] || !slices.Contains([]string{"", none}, strings.TrimSpace(cell))
+		}
+	}
 	w := tabwriter.NewWriter(t, 0, 8, 2, ' ', 0)
 	for _, row := range append([][]string{head}, rows...) {
-		cells := make([]string, len(row))
+		var cells []string
 		for i, cell := range row {
-			cells[i] = strings.Map(visible, strings.ReplaceAll(cell, "\n", " "))
+			if says[i] {
+				cells = append(cells, strings.Map(visible, strings.ReplaceAll(cell, "\n", " ")))
+			}
 		}
 		fmt.Fprintln(w, "  "+strings.TrimRight(strings.Join(cells, "\t"), "\t"))
 	}
@@ -148,11 +158,16 @@ func outputWords(o Outputs) string {
 	case o.Differing == 0:
 		return fmt.Sprintf("%d same", o.Compared)
 	}
-	var why []string
+	return fmt.Sprintf("%d of %d differ", o.Differing, o.Compared)
+}
+
+// why says what explains the answers that differ.
+func (o Outputs) why() string {
+	var all []string
 	for _, v := range verdictWords {
 		if n := o.Verdicts[v.verdict]; n > 0 {
-			why = append(why, fmt.Sprintf("%d %s", n, v.words))
+			all = append(all, fmt.Sprintf("%d: %s", n, v.words))
 		}
 	}
-	return fmt.Sprintf("%d of %d differ: %s", o.Differing, o.Compared, strings.Join(why, "; "))
+	return strings.Join(all, "; ")
 }
