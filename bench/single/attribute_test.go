@@ -94,3 +94,25 @@ func TestJudge(t *testing.T) {
 		}
 	}
 }
+
+func TestOnlyFinalSamplesAreAttributedAndOnlyOnce(t *testing.T) {
+	r := newRig(t,
+		rule{"orbitkv-p0-latency-256-0-hbm_hit-a1", otherText}, rule{"orbitkv-p0-latency-256-0-after_pressure-a1", cancelRun},
+		rule{"native-p0-latency-256-1-after_pressure", otherText})
+	ask := r.small()
+	run, err := r.measure(ask)
+	says(t, err, "interrupted")
+	if len(run.Attributions) != 0 {
+		t.Errorf("an interrupted run attributed %+v", run.Attributions)
+	}
+	ask.Resume = true
+	for attempt := 2; attempt < 4; attempt++ {
+		run, err = r.measure(ask)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(run.Attributions) != 1 || run.Attributions[0].Cell != "native/p0/latency/256/1" || run.Attributions[0].Attempt != 2 {
+			t.Errorf("after attempt %d the attributions are %+v", attempt, run.Attributions)
+		}
+	}
+}

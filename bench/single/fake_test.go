@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -233,16 +232,6 @@ func (f *fakeEngine) event(w http.ResponseWriter, id, word, text string, prompt,
 			text, id, finish, prompt, output, cached, details)
 	}
 	_ = http.NewResponseController(w).Flush()
-}
-
-// script reads a script from the environment of a process.
-func scriptOf(environment string) (rules []rule) {
-	if text := os.Getenv(environment); text != "" {
-		if err := json.Unmarshal([]byte(text), &rules); err != nil {
-			panic("the script of the fake engine is not JSON: " + err.Error())
-		}
-	}
-	return rules
 }
 
 // add moves the counters by one request.

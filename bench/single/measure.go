@@ -29,7 +29,9 @@ func Measure(ctx context.Context, ask Ask, host Host, command []string, out, err
 		return err
 	}
 	defer r.progress.close()
-	ended := r.all(ctx)
+	inPart, cancel := r.inPart(ctx)
+	ended := r.all(inPart)
+	cancel()
 	outcome := outcomeOf(ctx, ended, r.troubles)
 	missing := r.missing()
 	if err := r.dir.Close(outcome); err != nil {

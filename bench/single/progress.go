@@ -25,7 +25,9 @@ type progress struct {
 	done     int // of them, finished
 	measured int // by this attempt
 	spent    time.Duration
-	at       string // the cell that is being measured
+	starts   int           // of backends, that are still to come
+	start    time.Duration // that the longest one took
+	at       string        // the cell that is being measured
 	shown    time.Time
 	open     bool // the terminal's line is not ended
 }
@@ -136,13 +138,20 @@ func (p *progress) count() string {
 	return fmt.Sprintf("cell %d of %d: ", min(p.done+1, p.cells), p.cells)
 }
 
-// left estimates the time of the cells that are missing by those that this attempt measured.
+// ahead says how many backends are still to be started, and how long a start takes.
+func (p *progress) ahead(starts int, start time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.starts, p.start = starts, start
+}
+
+// left estimates the time of the cells that are missing by those that this attempt measured, and of the starts that they need.
 func (p *progress) left() string {
 	if p.measured == 0 {
 		return ""
 	}
-	each := p.spent / time.Duration(p.measured)
-	return fmt.Sprintf("; about %v left", (each * time.Duration(p.cells-p.done)).Round(time.Second))
+	cells := p.spent / time.Duration(p.measured) * time.Duration(p.cells-p.done)
+	return fmt.Sprintf("; about %v left", (cells + p.start*time.Duration(p.starts)).Round(time.Second))
 }
 
 // lasting writes a line that stays.

@@ -38,6 +38,7 @@ type run struct {
 	alone    map[partialKey]*string // answers of the engine without an external cache to the prompts of the partial workload
 	troubles []string               // what keeps the attempt from being complete
 
+	starts       int // of backends with missing cells, that are still to come
 	longestStart time.Duration
 	longestCell  time.Duration
 }
@@ -62,8 +63,10 @@ func (r *run) all(ctx context.Context) error {
 	turns := plan(&r.ask)
 	total, missing := 0, 0
 	for i := range turns {
+		lacks := len(turns[i].missing(r.dir.Done()))
 		total += len(turns[i].cells)
-		missing += len(turns[i].missing(r.dir.Done()))
+		missing += lacks
+		r.starts += min(lacks, 1)
 	}
 	r.progress.plan(total, missing)
 	for i := range turns {
@@ -71,6 +74,7 @@ func (r *run) all(ctx context.Context) error {
 		if len(cells) == 0 {
 			continue
 		}
+		r.starts--
 		if !r.fits(r.longestStart + r.longestCell) {
 			return errPart
 		}
@@ -83,11 +87,21 @@ func (r *run) all(ctx context.Context) error {
 
 // fits says whether something that takes so long ends before the part does.
 func (r *run) fits(takes time.Duration) bool {
+	return r.ask.PartSeconds == 0 || takes < r.remaining()
+}
+
+// remaining is what is left of the part's time for measuring.
+func (r *run) remaining() time.Duration {
+	return time.Duration(r.ask.PartSeconds)*time.Second - stopReserve - r.host.Now().Sub(r.begun)
+}
+
+// inPart returns a context that ends with the part's time: a start or a cell that takes longer than any before it is broken off rather than run into
+// whatever ends the part by force.
+func (r *run) inPart(ctx context.Context) (context.Context, context.CancelFunc) {
 	if r.ask.PartSeconds == 0 {
-		return true
+		return context.WithCancel(ctx)
 	}
-	limit := r.begun.Add(time.Duration(r.ask.PartSeconds) * time.Second)
-	return r.host.Now().Add(takes + stopReserve).Before(limit)
+	return context.WithTimeoutCause(ctx, r.remaining(), errPart)
 }
 
 // measure starts the backend of a turn, measures its missing cells and ends it. A backend that breaks is kept as a failure, and is no error here.

@@ -69,6 +69,7 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 		return nil, nil, nil, startFailure(ctx, err, r.inside)
 	}
 	r.longestStart = max(r.longestStart, r.host.Now().Sub(begun))
+	r.progress.ahead(r.starts, r.longestStart)
 	inner, cancel := context.WithCancelCause(ctx)
 	go func() {
 		select {

@@ -1,0 +1,171 @@
+package single
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
+)
+
+// process is a measurement of its own, whose progress is read line by line.
+type process struct {
+	cmd    *exec.Cmd
+	lines  *bufio.Scanner
+	stdout bytes.Buffer
+	told   []string
+}
+
+// measureInProcess starts a measurement in a process of its own.
+func measureInProcess(t *testing.T, ask Ask, rules ...rule) *process {
+	t.Helper()
+	text, err := json.Marshal(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := json.Marshal(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cmd: exec.Command("/proc/self/exe")}
+	p.cmd.Env = append(os.Environ(), runVariable+"="+string(text), scriptVariable+"="+string(script))
+	p.cmd.Stdout = &p.stdout
+	progress, err := p.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.cmd.Process.Kill() })
+	p.lines = bufio.NewScanner(progress)
+	return p
+}
+
+// until reads progress until a line has a word; an empty word reads to the end.
+func (p *process) until(t *testing.T, word string) {
+	t.Helper()
+	for p.lines.Scan() {
+		p.told = append(p.told, p.lines.Text())
+		if word != "" && strings.Contains(p.lines.Text(), word) {
+			return
+		}
+	}
+	if word != "" {
+		t.Fatalf("the measurement ended without a word of %q:\n%s", word, strings.Join(p.told, "\n"))
+	}
+}
+
+// end waits for the end of the process and reads the directory.
+func (p *process) end(t *testing.T, ask Ask) (*record.Run, error) {
+	t.Helper()
+	p.until(t, "")
+	failure := p.cmd.Wait()
+	run, err := record.Load(ask.Output)
+	if err != nil {
+		t.Fatalf("%v; the measurement said:\n%s", err, strings.Join(p.told, "\n"))
+	}
+	return run, failure
+}
+
+// inProcesses is what a test with processes measures.
+func inProcesses(t *testing.T, engine string) Ask {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := newRig(t).small()
+	ask.Engine, ask.EnginePython, ask.Repeats, ask.TraceTransfers, ask.HostGiB = engine, program, 1, true, 1
+	return ask
+}
+
+func TestTheWholeToolWithItsProcesses(t *testing.T) {
+	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+		t.Run(engine, func(t *testing.T) {
+			ask := inProcesses(t, engine)
+			p := measureInProcess(t, ask)
+			run, err := p.end(t, ask)
+			if err != nil {
+				t.Fatalf("%v:\n%s", err, strings.Join(p.told, "\n"))
+			}
+			if got := sources(run, launch.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 1 {
+				t.Errorf("%d external samples after pressure:\n%s", got, strings.Join(p.told, "\n"))
+			}
+			if len(run.Manifest.Launches) != 3 || len(run.Manifest.Storage) != 2 || run.Manifest.Probe.Python == "" {
+				t.Errorf("the manifest is %+v", run.Manifest)
+			}
+			for _, l := range run.Manifest.Launches {
+				if l.Exit == "" || l.ReadySeconds == 0 || len(l.Command) == 0 {
+					t.Errorf("the launch of %s is kept as %+v", l.Part, l)
+				}
+				if _, err := os.Stat(filepath.Join(ask.Output, l.Log)); err != nil {
+					t.Errorf("the log of %s: %v", l.Part, err)
+				}
+			}
+			if len(run.Timeline) == 0 || run.Timeline[0]["backend"] != launch.OrbitKV {
+				t.Errorf("the timeline is %v", run.Timeline)
+			}
+			raw, err := os.ReadFile(filepath.Join(ask.Output, "timeline.jsonl"))
+			if err != nil || !bytes.Contains(raw, []byte("9007199254740993")) {
+				t.Errorf("nanoseconds were rounded: %s, %v", raw, err)
+			}
+			for _, name := range []string{"summary.json", "report.html"} {
+				if info, err := os.Stat(filepath.Join(ask.Output, name)); err != nil || info.Size() == 0 || info.Mode().Perm() != 0o600 {
+					t.Errorf("%s: %v, %v", name, info, err)
+				}
+			}
+			if !strings.Contains(p.stdout.String(), "after pressure") {
+				t.Errorf("the table for people is %q", p.stdout.String())
+			}
+		})
+	}
+}
+
+func TestARunThatWasKilledIsResumedToTheSamePlan(t *testing.T) {
+	ask := inProcesses(t, launch.VLLM)
+	p := measureInProcess(t, ask, rule{"orbitkv-p0-latency-256-0-hbm_hit-a1", holdAnswer})
+	p.until(t, "orbitkv/p0/latency/256/0 cold")
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.end(t, ask); err == nil {
+		t.Fatal("a killed measurement ended well")
+	}
+	ask.Resume = true
+	run, err := measureInProcess(t, ask).end(t, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(run.Finished) != 2 || len(run.Manifest.Attempts) != 2 || run.Manifest.Attempts[0].Outcome != "" || run.Manifest.Attempts[1].Outcome != Complete {
+		t.Errorf("%d cells finished in the attempts %+v", len(run.Finished), run.Manifest.Attempts)
+	}
+	for name, n := range finals(run) {
+		if n != 1 {
+			t.Errorf("%s is there %d times", name, n)
+		}
+	}
+	if got := len(finals(run)); got != 6 {
+		t.Errorf("%d final samples of 6", got)
+	}
+}
+
+func TestAnEngineProcessThatDiesInMidStreamIsNamedWithItsStatus(t *testing.T) {
+	ask := inProcesses(t, launch.SGLang)
+	p := measureInProcess(t, ask, rule{"native-p0-latency-256-0-after_pressure", dieMidStream})
+	run, err := p.end(t, ask)
+	if err == nil {
+		t.Error("a measurement whose engine died ended with status 0")
+	}
+	if len(run.Failures) != 1 || !strings.Contains(run.Failures[0].Reason, "exit status 3") || run.Failures[0].Log == "" {
+		t.Errorf("failures %+v", run.Failures)
+	}
+	if len(run.Finished) != 1 || run.Finished[0].Backend != launch.OrbitKV {
+		t.Errorf("the finished cells are %+v, want that of the next backend", run.Finished)
+	}
+}
