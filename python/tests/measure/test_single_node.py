@@ -121,6 +121,7 @@ def test_a_resumed_run_repeats_no_finished_cell(latency: Measurement) -> None:
 
 def test_the_summary_agrees_with_the_samples(latency: Measurement) -> None:
     summary = latency.document("summary.json")
+    assert summary["engine_version"]
     assert summary["part"] == {"finished": 8, "planned": 8}
     final, kept = latency.final("samples"), latency.rows("samples")
     measured = sum(sample["measured"] for sample in final)
