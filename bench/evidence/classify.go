@@ -96,7 +96,7 @@ func split(a load.Answer, counted tokens) (device, external float64, how string)
 	switch {
 	case a.DeviceTokens >= 0 && a.ExternalTokens >= 0:
 		return float64(a.DeviceTokens), float64(a.ExternalTokens), ""
-	case cached == 0 || counted.external == 0:
+	case counted.external == 0:
 		return cached, 0, ""
 	case counted.device == 0:
 		return 0, cached, ""

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -53,6 +54,12 @@ func TestWholeAnswers(t *testing.T) {
 			f := serve(t, c.script)
 			client := New(c.engine, f.URL, "tiny")
 			client.now = clock.now
+			transport := client.http.Transport.(*http.Transport)
+			dial := transport.DialContext
+			transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+				clock.add(time.Hour) // To connect is no part of a request's times.
+				return dial(ctx, network, address)
+			}
 			client.http.Transport = &announcing{client.http.Transport, read}
 			answer, err := client.Complete(t.Context(), fourTokens())
 			if err != nil {
