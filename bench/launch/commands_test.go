@@ -1,0 +1,145 @@
+package launch
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"orbitkv/bench/record"
+)
+
+// goldenSpec has a value of its own for every option that reaches a command line.
+func goldenSpec(engine, backend, device string) Spec {
+	return Spec{
+		Options: record.Options{
+			Engine: engine, CPUConnector: OffloadingConnector, Model: "/models/qwen3-8b", Device: device, GPUTokens: 16384, PageSize: 64,
+			PrefillTokens: 8192, HostGiB: 16, EnginePython: "/envs/engine/bin/python",
+		},
+		Backend: backend, Manager: "/opt/orbitkv", MaxModelLen: 12352, MaxSeqs: 8, LogPath: func(part string) string { return part },
+		Model: record.Model{BytesPerToken: 147456},
+	}
+}
+
+// describe writes the processes of a stack as people read them: a flag a line, then what is set in the environment and the files.
+func describe(t *testing.T, s Spec) string {
+	t.Helper()
+	if err := s.check(); err != nil {
+		t.Fatal(err)
+	}
+	processes, err := plan(&s, layout{folder: "/tmp/okv", engine: 20001, service: 20002, metric: 20003})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, p := range processes {
+		fmt.Fprintf(&out, "%s, ready when %s%s answers 200\n", p.part, p.url(), p.health)
+		fmt.Fprintf(&out, "  %s\n", strings.ReplaceAll(strings.Join(p.command, " "), " --", "\n    --"))
+		for _, name := range slices.Sorted(maps.Keys(p.environment)) {
+			fmt.Fprintf(&out, "  %s=%s\n", name, p.environment[name])
+		}
+		for _, path := range slices.Sorted(maps.Keys(p.files)) {
+			fmt.Fprintf(&out, "  %s:\n    %s\n", path, strings.ReplaceAll(strings.TrimSpace(p.files[path]), "\n", "\n    "))
+		}
+	}
+	return out.String()
+}
+
+func TestGoldenCommandLines(t *testing.T) {
+	var out strings.Builder
+	add := func(title string, s Spec) { fmt.Fprintf(&out, "# %s\n%s\n", title, describe(t, s)) }
+	for _, engine := range []string{VLLM, SGLang} {
+		for _, device := range []string{OnCUDA, OnCPU} {
+			for _, backend := range []string{Native, CPU, OrbitKV, LMCache, FlexKV} {
+				add(engine+", "+backend+", "+device, goldenSpec(engine, backend, device))
+			}
+		}
+	}
+	simple := goldenSpec(VLLM, CPU, OnCUDA)
+	simple.Options.CPUConnector = SimpleConnector
+	add("vllm, cpu with the simple connector, cuda", simple)
+	tuned := goldenSpec(VLLM, OrbitKV, OnCUDA)
+	tuned.Options.QueryBudgetGiB, tuned.Options.TransferBackend, tuned.Options.TraceTransfers = 4.5, "kernel", true
+	tuned.Options.EngineArguments = []string{"--gpu-memory-utilization", "0.5"}
+	add("vllm, orbitkv with every option, cuda", tuned)
+
+	path := filepath.Join("testdata", "commands.golden")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(out.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.String() != string(want) {
+		t.Errorf("the command lines differ from %s (go test ./bench/launch -update writes it anew); they are\n%s", path, out.String())
+	}
+}
+
+func TestSpecsThatCannotBeStarted(t *testing.T) {
+	for _, c := range []struct {
+		want   string
+		change func(*Spec)
+	}{
+		{"no engine \"trt\"", func(s *Spec) { s.Options.Engine = "trt" }},
+		{"no backend \"redis\"", func(s *Spec) { s.Backend = "redis" }},
+		{"no device \"tpu\"", func(s *Spec) { s.Options.Device = "tpu" }},
+		{"no CPU connector \"fast\"", func(s *Spec) { s.Backend, s.Options.CPUConnector = CPU, "fast" }},
+		{"not whole pages of 64", func(s *Spec) { s.Options.GPUTokens = 16400 }},
+		{"do not fit into device memory for 16384", func(s *Spec) { s.MaxModelLen = 20000 }},
+		{"must be above 0", func(s *Spec) { s.MaxSeqs = 0 }},
+		{"needs host memory", func(s *Spec) { s.Options.HostGiB = 0 }},
+		{"not within the 16 GiB", func(s *Spec) { s.Options.QueryBudgetGiB = 17 }},
+		{"must all be named", func(s *Spec) { s.Manager = "" }},
+	} {
+		s := goldenSpec(VLLM, OrbitKV, OnCUDA)
+		c.change(&s)
+		if _, err := Start(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("the error is %v; want it to say %q", err, c.want)
+		}
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	inherited := []string{
+		"HOME=/home/x", "PYTHONPATH=/src", "PYTHONHASHSEED=7", "HF_TOKEN=secret", "ORBITKV_CONFIG=/etc/other.json", "VLLM_BATCH_INVARIANT=1", "OMP_NUM_THREADS=4",
+	}
+	whole, kept := environmentOf(inherited, map[string]string{"PYTHONHASHSEED": "0", "ORBITKV_SOCKET": "/tmp/okv/orbitkv.sock"})
+	slices.Sort(whole)
+	want := []string{"HF_TOKEN=secret", "HOME=/home/x", "OMP_NUM_THREADS=4", "ORBITKV_SOCKET=/tmp/okv/orbitkv.sock", "PYTHONHASHSEED=0", "PYTHONPATH=/src"}
+	if !slices.Equal(whole, want) {
+		t.Errorf("the environment is %q; want %q", whole, want)
+	}
+	wantKept := map[string]string{"OMP_NUM_THREADS": "4", "ORBITKV_SOCKET": "/tmp/okv/orbitkv.sock", "PYTHONHASHSEED": "0", "PYTHONPATH": "/src"}
+	if !maps.Equal(kept, wantKept) {
+		t.Errorf("kept is %q; want %q", kept, wantKept)
+	}
+}
+
+func TestPortsAreOutsideOfTheKernelsRange(t *testing.T) {
+	low, high := ephemeralRange()
+	if everything(low, high) {
+		t.Skipf("the kernel takes ports from %d to %d, which leaves none beside", low, high)
+	}
+	ports, err := freePorts(20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(ports)
+	if len(slices.Compact(slices.Clone(ports))) != 20 {
+		t.Errorf("%v are not distinct", ports)
+	}
+	for _, p := range ports {
+		if p < lowestPort || p > highestPort || p >= low && p <= high {
+			t.Errorf("port %d is within %d to %d, or out of bounds", p, low, high)
+		}
+	}
+}
