@@ -19,7 +19,7 @@ var backends = []string{launch.Native, launch.CPU, launch.OrbitKV, launch.LMCach
 func (a *Ask) Check() error {
 	var all []error
 	for _, check := range []func(*Ask) error{
-		checkEngine, checkBackends, checkFeatures, checkOrbitKVOnly, checkCPUConnector, checkWorkload, checkPages, checkLengths, checkPressure,
+		checkEngine, checkBackends, checkSSD, checkWarmup, checkTransfer, checkOrbitKVOnly, checkCPUConnector, checkWorkload, checkPages, checkLengths, checkPressure,
 		checkRequests, checkConcurrencies, checkWindow, checkMemory, checkRun,
 	} {
 		if err := check(a); err != nil {
@@ -64,18 +64,30 @@ func checkBackends(a *Ask) error {
 	return nil
 }
 
-// checkFeatures refuses what the Manager of this version cannot do.
-func checkFeatures(a *Ask) error {
-	switch {
-	case a.SSDGiB < 0 || math.IsNaN(a.SSDGiB):
+// The three checks that follow refuse what the Manager and the adapters of this version cannot do.
+
+func checkSSD(a *Ask) error {
+	if a.SSDGiB < 0 || math.IsNaN(a.SSDGiB) {
 		return fmt.Errorf("--ssd-gib: %g is no capacity: leave the flag out", a.SSDGiB)
-	case a.SSDGiB > 0:
+	}
+	if a.SSDGiB > 0 {
 		return errors.New("--ssd-gib: this version of the Manager has no SSD tier, and so no phase in which hits come from it: leave the flag out")
-	case a.QueueWarmup == "on":
+	}
+	return nil
+}
+
+func checkWarmup(a *Ask) error {
+	if a.QueueWarmup == "on" {
 		return errors.New("--queue-warmup on: this version of the Manager warms no queued requests: leave the flag out, or say off")
-	case a.QueueWarmup != "off":
+	}
+	if a.QueueWarmup != "off" {
 		return fmt.Errorf("--queue-warmup: %q is neither on nor off: say off", a.QueueWarmup)
-	case a.TransferBackend != "" && a.TransferBackend != "host":
+	}
+	return nil
+}
+
+func checkTransfer(a *Ask) error {
+	if a.TransferBackend != "" && a.TransferBackend != "host" {
 		return fmt.Errorf("--%s %s: this version has no device transfer backend, only host: say host, or leave the flag out", FlagTransfer, a.TransferBackend)
 	}
 	return nil
