@@ -4,6 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.10; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
 PYTHON := $(or $(PYTHON),python3)
 GO ?= go
+BENCH_FOLDER ?= bin
 GOARCH ?= $(shell $(GO) env GOARCH 2>/dev/null)
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' python/src/orbitkv/__init__.py)
 COMMIT := $(shell git -c 'safe.directory=*' rev-parse --short=12 HEAD 2>/dev/null)
@@ -51,8 +52,10 @@ fmt: prereqs ## format Go and Python
 	dev=$$($(PYTHON) tools/envs.py dev) && $$dev/bin/ruff check --fix --exit-zero --quiet $(PYTHON_FILES) && \
 		$$dev/bin/ruff format $(PYTHON_FILES)
 
-bench: build ## benchmarks: no pass or fail, figures with their units and ceilings
-	CGO_ENABLED=0 $(GO) run ./bench/micro -orbitkv bin/orbitkv
+bench: build ## benchmarks: no pass or fail, figures with their units and ceilings (BENCH_FOLDER=bin lies on the disk to measure)
+	bin/orbitkv bench channel
+	bin/orbitkv bench pool
+	-bin/orbitkv bench ssd $(BENCH_FOLDER)
 	dev=$$($(PYTHON) tools/envs.py dev) && PYTHONPATH=python/src:tools $$dev/bin/python -m bench.latency
 	CGO_ENABLED=0 $(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
 
