@@ -125,6 +125,14 @@ func prepare(ctx context.Context, ask Ask, host Host, command []string, errs io.
 	manifest := record.Manifest{
 		Version: host.Version, Options: ask.Options, Machine: host.Machine(ctx), Model: model, Probe: probe, Plan: map[string]int{}, Notes: ask.notes(model),
 	}
+	for _, gpu := range manifest.Machine.GPUs {
+		if gpu.OtherUses > 0 {
+			manifest.Notes = append(manifest.Notes, fmt.Sprintf("%d other processes computed on %s before the run: its figures are not the backends' alone", gpu.OtherUses, gpu.Name))
+		}
+	}
+	for _, note := range manifest.Notes {
+		p.line("note: " + note)
+	}
 	for _, t := range plan(&ask) {
 		manifest.Plan[t.backend] += len(t.cells)
 	}

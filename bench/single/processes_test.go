@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"orbitkv/bench/launch"
@@ -167,5 +168,30 @@ func TestAnEngineProcessThatDiesInMidStreamIsNamedWithItsStatus(t *testing.T) {
 	}
 	if len(run.Finished) != 1 || run.Finished[0].Backend != launch.OrbitKV {
 		t.Errorf("the finished cells are %+v, want that of the next backend", run.Finished)
+	}
+}
+
+func TestASignalEndsTheRunInOrder(t *testing.T) {
+	ask := inProcesses(t, launch.VLLM)
+	p := measureInProcess(t, ask, rule{"native-p0-latency-256-0-hbm_hit", holdAnswer})
+	p.until(t, "native/p0/latency/256/0 cold")
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	run, err := p.end(t, ask)
+	if err == nil || !strings.Contains(strings.Join(p.told, "\n"), "was interrupted") {
+		t.Errorf("%v:\n%s", err, strings.Join(p.told, "\n"))
+	}
+	if got := run.Manifest.Attempts[0].Outcome; got != Interrupted {
+		t.Errorf("the outcome is %q", got)
+	}
+	for _, l := range run.Manifest.Launches {
+		if l.Exit == "" {
+			t.Errorf("the %s is not known to have ended", l.Part)
+		}
+	}
+	last := run.Samples[len(run.Samples)-1]
+	if last.Phase != record.HBMHit || last.Error == "" || run.Final(last.Place) {
+		t.Errorf("the request that was broken off is kept as %+v", last)
 	}
 }
