@@ -21,14 +21,11 @@ type curvePanel struct {
 	curves []curve
 }
 
-const (
-	curveColumns = 3
-	curveSpace   = 196.0
-)
+const curveSpace = 196.0 // the height of a panel
 
 // drawCurves draws empirical distributions: at each value, which share of the samples took at most so long. The x axes differ.
-func drawCurves(label string, panels []curvePanel) (template.HTML, error) {
-	rows := (len(panels) + curveColumns - 1) / curveColumns
+func drawCurves(label string, panels []curvePanel, columns int) (template.HTML, error) {
+	rows := (len(panels) + columns - 1) / columns
 	c, err := newCanvas(figureWidth, legendSpace+curveSpace*float64(rows))
 	if err != nil {
 		return "", err
@@ -42,9 +39,9 @@ func drawCurves(label string, panels []curvePanel) (template.HTML, error) {
 		}
 	}
 	c.legend(backends, false)
-	width := figureWidth / curveColumns
+	width := figureWidth / float64(columns)
 	for i, p := range panels {
-		c.curvePanel(p, float64(i%curveColumns)*width, legendSpace+float64(i/curveColumns)*curveSpace, width)
+		c.curvePanel(p, float64(i%columns)*width, legendSpace+float64(i/columns)*curveSpace, width)
 	}
 	return c.finish(label)
 }

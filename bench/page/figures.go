@@ -75,27 +75,50 @@ func (p plotted) ttftPart() (part, error) {
 	if len(states) == 0 {
 		return p.nothingSerial(out), nil
 	}
-	var panels []stripPanel
+	var overview, near []stripPanel
 	for _, state := range states {
 		panel := stripPanel{title: state, unit: "TTFT, ms"}
 		for _, length := range lengths {
 			group := stripGroup{label: grouped(int64(length)) + " tokens"}
 			for i := range p.summary.Groups {
 				g := &p.summary.Groups[i]
-				if g.Length == length && slices.Contains([]string{"latency", "partial"}, g.Workload) && stateOf(g.Phase, g.Variant) == state {
+				if g.Length == length && stateOf(g.Phase, g.Variant) == state {
 					group.strips = append(group.strips, p.strips(g)...)
 				}
 			}
 			panel.groups = append(panel.groups, group)
+			if len(group.strips) > 0 {
+				near = append(near, stripPanel{state + " · " + group.label, "ms", []stripGroup{{strips: group.strips}}})
+			}
 		}
-		panels = append(panels, panel)
+		overview = append(overview, panel)
 	}
-	svg, err := drawStrips("TTFT by state and length", panels, 1, true)
-	out.Figures = []figure{{svg, []string{
-		"Every sample is a mark; beside it stand the median and, from 5 samples on, its 95 % bootstrap interval. A column is one backend and one source of KV. " +
-			"All states share one axis. " + dotsText,
-	}}}
-	return out, err
+	const all = "Every sample is a mark; beside it stand the median and, from 5 samples on, its 95 % bootstrap interval. A column is one backend and one source of KV. "
+	for _, each := range []struct {
+		panels  []stripPanel
+		columns int
+		shared  bool
+		caption string
+	}{
+		{overview, 1, true, all + "All states share one axis. " + dotsText},
+		{near, columnsFor(lengths), false, "The same samples, each state and length on an axis of its own that begins at 0."},
+	} {
+		svg, err := drawStrips("TTFT by state and length", each.panels, each.columns, each.shared)
+		if err != nil {
+			return part{}, err
+		}
+		out.Figures = append(out.Figures, figure{svg, []string{each.caption}})
+	}
+	return out, nil
+}
+
+// columnsFor returns how many panels of one state and length stand side by side: the lengths of a state in one row where they fit.
+func columnsFor(lengths []int) int {
+	const most = 3
+	if len(lengths) < 2 {
+		return most
+	}
+	return min(len(lengths), most)
 }
 
 var dotsText = fmt.Sprintf("Of a column with more than %d samples, %d at even ranks are drawn.", dotsMax, dotsMax)
@@ -166,7 +189,7 @@ func (p plotted) curvePart() (part, error) {
 	if len(panels) == 0 {
 		return p.nothingSerial(out), nil
 	}
-	svg, err := drawCurves("Distribution of TTFT by state and length", panels)
+	svg, err := drawCurves("Distribution of TTFT by state and length", panels, columnsFor(lengths))
 	out.Figures = []figure{{svg, []string{
 		"The share of samples whose first token came within so many milliseconds. Each panel has its own horizontal axis, which need not begin at 0. " +
 			"Dashed: samples from another source than the state is meant to show.",

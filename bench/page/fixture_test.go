@@ -150,6 +150,9 @@ func (f *fixture) latencyCell(backend string, length, prefix int, ttft [3]float6
 		source = record.Miss
 	}
 	after := f.sample(p, record.AfterPressure, source, ttft[2]*share)
+	if backend == "orbitkv" && length == 8192 && prefix == 0 {
+		after.Source, after.Why = record.Unverified, "the answer claims tokens that no counter shows"
+	}
 	if backend == "orbitkv" && length == 1024 && prefix == 3 {
 		differs := false
 		after.Text, after.MatchesCold = hostile, &differs

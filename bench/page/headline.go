@@ -12,7 +12,7 @@ import (
 )
 
 // headline is the first section: medians for people who read nothing else, then every group.
-func headline(s *report.Summary) section {
+func headline(run *record.Run, s *report.Summary) section {
 	out := section{ID: "headline", Title: "Results"}
 	if serial := serialGroups(s); len(serial) > 0 {
 		out.Parts = append(out.Parts, part{
@@ -43,6 +43,13 @@ func headline(s *report.Summary) section {
 			stat.P95Min, stat.P99Min)},
 		Table: groupTable(s.Groups),
 	})
+	if reasons := reasonTable(run); len(reasons.Rows) > 0 {
+		out.Parts = append(out.Parts, part{
+			Title: "Sources that need a word",
+			Text:  []string{fmt.Sprintf("What did not add up for measured requests, the first %d kinds; samples.jsonl has the counters of each request.", reasonsMax)},
+			Table: reasons,
+		})
+	}
 	return out
 }
 
@@ -164,6 +171,35 @@ func interval(i *stat.Interval, write func(float64) string) string {
 		return ""
 	}
 	return "[" + write(i.Low) + ", " + write(i.High) + "]"
+}
+
+// reasonsMax bounds the kinds of reasons that are shown.
+const reasonsMax = 40
+
+// reasonTable counts what the evidence says of sources that are not plain.
+func reasonTable(run *record.Run) *table {
+	type kind struct {
+		backend, state string
+		source         record.Source
+		why            string
+	}
+	counts := map[kind]int{}
+	var kinds []kind
+	for i := range run.Samples {
+		s := &run.Samples[i]
+		if s.Why == "" || !s.Measured || s.Error != "" || !run.Final(s.Place) {
+			continue
+		}
+		k := kind{s.Backend, stateOf(s.Phase, s.Variant), s.Source, s.Why}
+		if counts[k]++; counts[k] == 1 {
+			kinds = append(kinds, k)
+		}
+	}
+	t := &table{Head: []column{{Text: "Backend"}, {Text: "State"}, {Text: "Source"}, {Text: "Why"}, {Text: "n", Number: true}}}
+	for _, k := range kinds[:min(len(kinds), reasonsMax)] {
+		t.Rows = append(t.Rows, row{Cells: []cell{backendCell(k.backend), textCell(k.state), textCell(sourceShort(k.source)), textCell(k.why), countCell(counts[k], false)}})
+	}
+	return t
 }
 
 func groupTable(groups []report.Group) *table {

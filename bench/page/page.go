@@ -22,7 +22,7 @@ func Write(w io.Writer, run *record.Run, s *report.Summary) error {
 		Facts:    topFacts(run, s),
 		Findings: findings(s),
 		Sections: []section{
-			headline(s), whatRan(&run.Manifest, s), figures, differences(s), failures(run, s), drains(s), notes(s),
+			headline(run, s), whatRan(&run.Manifest, s), figures, differences(s), failures(run, s), drains(s), notes(s),
 		},
 		Footer: oneLine(fmt.Sprintf("Made by orbitkv %s from the files of %s. Intervals are 95 %% bootstrap intervals of medians; summary.json has every figure of this page.",
 			s.Version, s.Path)),
@@ -65,11 +65,19 @@ func topFacts(run *record.Run, s *report.Summary) []string {
 // findings are what a reader must know before the first figure.
 func findings(s *report.Summary) []finding {
 	found := []finding{coverageFinding(s)}
+	const most = 5 // failures named here; their section has the others
+	failed := 0
 	for i := range s.Failures {
 		f := &s.Failures[i]
-		if !f.Recovered {
+		if f.Recovered {
+			continue
+		}
+		if failed++; failed <= most {
 			found = append(found, finding{false, oneLine(fmt.Sprintf("%s failed at its %s (%s): %s", f.Backend, f.Stage, f.Part, firstLine(f.Reason)))})
 		}
+	}
+	if failed > most {
+		found = append(found, finding{false, fmt.Sprintf("There are %d failures more.", failed-most)})
 	}
 	if len(s.Groups) > 0 {
 		found = append(found, sourceFinding(s), outputFinding(s))
@@ -155,7 +163,8 @@ func drainFinding(s *report.Summary) finding {
 	case len(left) > 0:
 		return finding{false, oneLine("Not everything was given back at the end: " + strings.Join(left, ", ") + ".")}
 	case checked == 0:
-		return finding{len(s.Drains) > 0, "No backend of the run tells what it holds, so the drain check had nothing to look at."}
+		tells := slices.ContainsFunc(s.Coverage, func(c report.Coverage) bool { return c.Backend == "orbitkv" })
+		return finding{!tells, "No backend told what it still holds, so the drain check had nothing to look at."}
 	}
 	return finding{true, "Everything that requests borrow was given back at the end of each backend that tells of it."}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -122,7 +123,7 @@ func TestSections(t *testing.T) {
 	for _, want := range []string{
 		"45 of 60 planned cells are finished", "flexkv failed at its start (engine)", "AttributeError: get_kv_cache_shape", "Not everything was given back at the end: cpu",
 		"1 of 90 compared outputs differ", "the engine alone gives both texts", "Link share", "NVIDIA H200", "refused: EINVAL", "orbitkv bench single-node", "PYTHONHASHSEED=0",
-		"torch", "2.13.0+cu130", "seed", "20260920", "nowhere (miss)", "pending bytes stayed at 8192", "the engine said:",
+		"torch", "2.13.0+cu130", "seed", "20260920", "nowhere (miss)", "pending bytes stayed at 8192", "the engine said:", "the answer claims tokens that no counter shows",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page does not say %q", want)
@@ -131,11 +132,47 @@ func TestSections(t *testing.T) {
 	run, s = loadRun(t)
 	text = parse(t, render(t, run, s)).text
 	for _, want := range []string{
-		"Goodput", "48 of 64", "orbitkv_pending_bytes", "592 MiB", "The run did not trace transfers", "The run started no process", "No answer was compared", "No backend came to its end", "no GPU",
+		"Goodput", "48 of 64", "orbitkv_pending_bytes", "592 MiB", "The run did not trace transfers", "The run started no process", "No answer was compared", "No backend came to its end", "no GPU", "No backend told what it still holds",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page of windows does not say %q", want)
 		}
+	}
+}
+
+// TestDifferencesOfTheSummary writes each paired difference with its interval and pairs beside its mark.
+func TestDifferencesOfTheSummary(t *testing.T) {
+	run, s := latencyRun(t)
+	drawn := strings.Join(parse(t, render(t, run, s)).figures, "\n")
+	for i := range s.Paired {
+		p := &s.Paired[i]
+		want := fmt.Sprintf("%s, n=%d", plus(p.Difference), p.N)
+		if p.Interval != nil {
+			want = fmt.Sprintf("%s [%s, %s], n=%d", plus(p.Difference), plus(p.Interval.Low), plus(p.Interval.High), p.N)
+		}
+		if !strings.Contains(drawn, want) {
+			t.Errorf("%s, %s less %s: no %q", pairingName(p), p.B.Backend, p.A.Backend, want)
+		}
+	}
+	if len(s.Paired) == 0 {
+		t.Error("the fixture has no pair")
+	}
+}
+
+// TestBounds keeps a page of very many failures and differences readable, and says what it leaves out.
+func TestBounds(t *testing.T) {
+	run, s := latencyRun(t)
+	s.Failures = slices.Repeat(s.Failures, 100)
+	s.Differing = slices.Repeat(s.Differing, 1000)
+	s.Attributions = slices.Repeat(s.Attributions, 1000)
+	page := parse(t, render(t, run, s))
+	for _, want := range []string{"There are 95 failures more", "The first 50 of 100", "The first 200 of 1000", "The first 40 of 1000"} {
+		if !strings.Contains(page.text, want) {
+			t.Errorf("the page does not say %q", want)
+		}
+	}
+	if got := strings.Count(page.text, "Finished later"); got != failuresMax {
+		t.Errorf("%d failures are shown", got)
 	}
 }
 

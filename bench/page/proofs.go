@@ -18,6 +18,8 @@ const (
 	logTail     = 6 << 10 // bytes
 	textHead    = 2 << 10 // bytes of one output
 	comparedMax = 40      // differing outputs whose texts are shown
+	differMax   = 200     // differing outputs in the table
+	failuresMax = 50      // failures with their reasons and logs
 )
 
 // differences is the section of the outputs that differ from their cold ones.
@@ -36,7 +38,11 @@ func differences(s *report.Summary) section {
 		out.Intro = []string{fmt.Sprintf("%d of %s differ from the cold one of the same prompt. None is left out of the latencies. "+
 			"A prompt that differs is asked again on the engine without an external cache, cold and as its own hit, and the verdict says what that shows.",
 			len(s.Differing), counted(compared, "compared answer"))}
-		out.Parts = append(out.Parts, part{Table: differingTable(s.Differing)})
+		p := part{Table: differingTable(s.Differing[:min(len(s.Differing), differMax)])}
+		if len(s.Differing) > differMax {
+			p.Text = []string{fmt.Sprintf("The first %d of %d; summary.json has all.", differMax, len(s.Differing))}
+		}
+		out.Parts = append(out.Parts, p)
 	}
 	if texts := attributionLogs(s.Attributions); len(texts) > 0 {
 		p := part{Title: "The texts", Logs: texts}
@@ -126,7 +132,10 @@ func failures(run *record.Run, s *report.Summary) section {
 		return out
 	}
 	out.Intro = []string{"A failure is never a latency sample. Its cells are missing from the results unless it says that they were finished later."}
-	for i := range s.Failures {
+	if len(s.Failures) > failuresMax {
+		out.Intro = append(out.Intro, fmt.Sprintf("The first %d of %d; failures.jsonl has all.", failuresMax, len(s.Failures)))
+	}
+	for i := range s.Failures[:min(len(s.Failures), failuresMax)] {
 		out.Parts = append(out.Parts, failurePart(run.Path, &s.Failures[i]))
 	}
 	return out

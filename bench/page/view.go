@@ -106,9 +106,9 @@ func chipOf(backend string) string {
 }
 
 // Cells of the kinds that tables are made of.
-func textCell(s string) cell   { return cell{Text: cleaned(s)} }
-func codeCell(s string) cell   { return cell{Text: cleaned(s), Code: true} }
-func numberCell(s string) cell { return cell{Text: s, Number: true} }
+func textCell(s string) cell          { return cell{Text: cleaned(s)} }
+func codeCell(s string) cell          { return cell{Text: cleaned(s), Code: true} }
+func numberCell(s string) cell        { return cell{Text: s, Number: true} }
 func backendCell(backend string) cell { return cell{Text: oneLine(backend), Chip: chipOf(backend)} }
 
 func countCell(n int, look bool) cell   { return cell{Text: grouped(int64(n)), Number: true, Look: look} }
