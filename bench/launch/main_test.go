@@ -80,10 +80,8 @@ func fakeServer(mode string) error {
 	case modeStubborn:
 		signal.Ignore(syscall.SIGTERM)
 	}
-	if mode != modeLate {
-		if err := startDescendants(); err != nil {
-			return err
-		}
+	if err := startDescendants(); err != nil {
+		return err
 	}
 	port := ""
 	for i, word := range os.Args {

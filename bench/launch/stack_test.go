@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -99,8 +100,9 @@ func TestStubbornEngineIsKilled(t *testing.T) {
 	}
 }
 
-func TestKilledMeasurementLeavesNothing(t *testing.T) {
-	folder, pids := setMode(t, modeServe)
+// startMeasurement starts a stack with a Manager in a process of its own, and returns when it is ready.
+func startMeasurement(t *testing.T, folder string) *exec.Cmd {
+	t.Helper()
 	measurement := exec.Command(os.Args[0], roleMeasurement, folder)
 	out, err := measurement.StdoutPipe()
 	if err != nil {
@@ -113,14 +115,64 @@ func TestKilledMeasurementLeavesNothing(t *testing.T) {
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("the measurement says %q, %v", line, err)
 	}
-	processes := tree(t, pids, treeSize)
+	return measurement
+}
+
+// killMeasurement ends it as nothing that it could take notice of, and buries it.
+func killMeasurement(t *testing.T, measurement *exec.Cmd) {
+	t.Helper()
 	if err := measurement.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	if err := measurement.Wait(); err == nil {
 		t.Error("the measurement ended well although it was killed")
 	}
+}
+
+func TestKilledMeasurementLeavesNothing(t *testing.T) {
+	folder, pids := setMode(t, modeServe)
+	measurement := startMeasurement(t, folder)
+	processes := tree(t, pids, treeSize)
+	killMeasurement(t, measurement)
 	awaitGone(t, processes)
+}
+
+func TestChargesDieWithTheirGuards(t *testing.T) {
+	folder, pids := setMode(t, modeServe)
+	measurement := startMeasurement(t, folder)
+	processes := tree(t, pids, treeSize)
+	var guards []int
+	var charges []*os.Process
+	for _, guard := range livingProcesses() {
+		if guard.parent != measurement.Process.Pid {
+			continue
+		}
+		if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", guard.pid)); err != nil || string(name) != GuardVerb+"\n" {
+			t.Errorf("the guard is called %q, %v", name, err)
+		}
+		guards = append(guards, guard.pid)
+	}
+	for _, p := range processes {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(line), roleDescendant) {
+			charges = append(charges, p)
+		}
+	}
+	if len(guards) != 2 || len(charges) != 2 {
+		t.Fatalf("there are the guards %v and the charges %v; want two of each", guards, charges)
+	}
+	if err := measurement.Process.Signal(syscall.SIGSTOP); err != nil { // it must not come to the guards' help
+		t.Fatal(err)
+	}
+	signalAll(guards, syscall.SIGKILL)
+	awaitGone(t, charges)
+	killMeasurement(t, measurement)
+	for _, p := range processes { // the charges' own are beyond everybody's reach then
+		_ = p.Kill()
+	}
 }
 
 func TestKilledGuardLeavesNothing(t *testing.T) {
@@ -147,11 +199,12 @@ func TestKilledGuardLeavesNothing(t *testing.T) {
 }
 
 func TestDeathIsTold(t *testing.T) {
-	folder, _ := setMode(t, modeLate)
+	folder, pids := setMode(t, modeLate)
 	stack, err := Start(t.Context(), testSpec(folder, Native), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	processes := tree(t, pids, treeSize/2)
 	if ready(t.Context(), http.DefaultClient, stack.Engine()+"/die") {
 		t.Error("the engine answered although it ended")
 	}
@@ -159,6 +212,7 @@ func TestDeathIsTold(t *testing.T) {
 	if reason := <-stack.Died(); reason != want {
 		t.Errorf("the death is told as %q; want %q", reason, want)
 	}
+	awaitGone(t, processes) // before Stop: what an engine left behind does not wait for it
 	if err := stack.Stop(); err != nil {
 		t.Error(err)
 	}
