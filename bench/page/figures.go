@@ -58,7 +58,7 @@ func figureSection(run *record.Run, s *report.Summary) (section, error) {
 // states lists the states of the serial workloads in the order of the summary.
 func (p plotted) states() (states []string, lengths []int) {
 	for _, g := range serialGroups(p.summary) {
-		if state := stateOf(g.Phase, g.Variant); !slices.Contains(states, state) {
+		if state := stateOf(g.Workload, g.Phase, g.Variant); !slices.Contains(states, state) {
 			states = append(states, state)
 		}
 		if !slices.Contains(lengths, g.Length) {
@@ -82,7 +82,7 @@ func (p plotted) ttftPart() (part, error) {
 			group := stripGroup{label: grouped(int64(length)) + " tokens"}
 			for i := range p.summary.Groups {
 				g := &p.summary.Groups[i]
-				if g.Length == length && stateOf(g.Phase, g.Variant) == state {
+				if g.Length == length && stateOf(g.Workload, g.Phase, g.Variant) == state {
 					group.strips = append(group.strips, p.strips(g)...)
 				}
 			}
@@ -112,13 +112,12 @@ func (p plotted) ttftPart() (part, error) {
 	return out, nil
 }
 
-// columnsFor returns how many panels of one state and length stand side by side: the lengths of a state in one row where they fit.
+// columnsFor returns how many panels of one state and length stand side by side: the lengths of a state fill whole rows where they can.
 func columnsFor(lengths []int) int {
-	const most = 3
-	if len(lengths) < 2 {
-		return most
+	if n := len(lengths); n == 2 || n == 4 {
+		return 2
 	}
-	return min(len(lengths), most)
+	return 3
 }
 
 var dotsText = fmt.Sprintf("Of a column with more than %d samples, %d at even ranks are drawn.", dotsMax, dotsMax)
@@ -172,7 +171,7 @@ func (p plotted) curvePart() (part, error) {
 			panel := curvePanel{title: state + " · " + grouped(int64(length)) + " tokens"}
 			for i := range p.summary.Groups {
 				g := &p.summary.Groups[i]
-				if g.Length != length || stateOf(g.Phase, g.Variant) != state {
+				if g.Length != length || stateOf(g.Workload, g.Phase, g.Variant) != state {
 					continue
 				}
 				for _, r := range g.Rows {

@@ -78,15 +78,18 @@ func objectivesText(o report.Objectives) string {
 	return "Goodput counts the requests with " + strings.Join(limits, " and ") + "."
 }
 
-// stateOf names the state of a group of the serial workloads.
-func stateOf(phase record.Phase, variant string) string {
-	if variant == "" {
-		return words(string(phase))
+// stateOf names the state of a group. The variant of the partial workload is a share of the prompt in percent.
+func stateOf(workload string, phase record.Phase, variant string) string {
+	variant = oneLine(variant)
+	switch {
+	case variant == "":
+		return words(oneLine(string(phase)))
+	case phase == record.Partial:
+		return "partial, " + variant + " % seen"
+	case workload == "partial":
+		return words(oneLine(string(phase))) + ", before " + variant + " %"
 	}
-	if phase == record.Partial {
-		return "partial, " + oneLine(variant) + " % seen"
-	}
-	return words(string(phase)) + ", " + oneLine(variant)
+	return words(oneLine(string(phase))) + ", " + variant
 }
 
 // odd says whether a source is another than the group is meant to have.
@@ -113,7 +116,7 @@ func matrix(groups []report.Group) *table {
 			backends = append(backends, g.Backend)
 		}
 		for _, r := range g.Rows {
-			p := place{stateOf(g.Phase, g.Variant), g.Backend, r.Source}
+			p := place{stateOf(g.Workload, g.Phase, g.Variant), g.Backend, r.Source}
 			if cells[p] == nil {
 				cells[p] = map[int]cell{}
 				rows = append(rows, p)
@@ -151,7 +154,7 @@ func matrix(groups []report.Group) *table {
 
 // firstOf returns the rank of a state: states keep the order in which the summary has them.
 func firstOf(groups []report.Group, state string) int {
-	return slices.IndexFunc(groups, func(g report.Group) bool { return stateOf(g.Phase, g.Variant) == state })
+	return slices.IndexFunc(groups, func(g report.Group) bool { return stateOf(g.Workload, g.Phase, g.Variant) == state })
 }
 
 func sourceText(source record.Source) string {
@@ -190,7 +193,7 @@ func reasonTable(run *record.Run) *table {
 		if s.Why == "" || !s.Measured || s.Error != "" || !run.Final(s.Place) {
 			continue
 		}
-		k := kind{s.Backend, stateOf(s.Phase, s.Variant), s.Source, s.Why}
+		k := kind{s.Backend, stateOf(s.Workload, s.Phase, s.Variant), s.Source, s.Why}
 		if counts[k]++; counts[k] == 1 {
 			kinds = append(kinds, k)
 		}
@@ -247,7 +250,7 @@ func groupHead(g *report.Group) []cell {
 	if g.Length > 0 {
 		length = grouped(int64(g.Length))
 	}
-	return []cell{textCell(stateOf(g.Phase, g.Variant)), numberCell(length), countCell(g.Concurrency, false), backendCell(g.Backend)}
+	return []cell{textCell(stateOf(g.Workload, g.Phase, g.Variant)), numberCell(length), countCell(g.Concurrency, false), backendCell(g.Backend)}
 }
 
 // groupCells writes one source of a group; what counts the whole group stands in its first row alone.

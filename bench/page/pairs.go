@@ -56,7 +56,7 @@ func (p plotted) pairedPart() (part, error) {
 }
 
 func pairingName(each *report.Pairing) string {
-	name := stateOf(each.Phase, each.Variant)
+	name := stateOf(each.Workload, each.Phase, each.Variant)
 	if each.Length > 0 {
 		name += " · " + grouped(int64(each.Length))
 	}

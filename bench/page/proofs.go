@@ -86,7 +86,7 @@ func differingTable(all []report.Differing) *table {
 	for _, d := range all {
 		t.Rows = append(t.Rows, row{Cells: []cell{
 			backendCell(d.Backend),
-			textCell(stateOf(d.Phase, d.Variant)),
+			textCell(stateOf(d.Workload, d.Phase, d.Variant)),
 			numberCell(grouped(int64(d.Length))),
 			countCell(d.Concurrency, false),
 			countCell(d.Pass, false),
