@@ -24,6 +24,7 @@ const (
 	otherText    = "other_text"      // another text than for the same prompt before
 	dieMidStream = "die"             // the process ends after the first piece of text
 	breakOff     = "break_off"       // the connection ends after the first piece of text; the engine lives
+	breakFirst   = "break_first"     // as break_off, for the first request alone that the rule matches
 	fallBack     = "fall_back"       // the counters fall
 	cancelRun    = "cancel_run"      // whoever runs the measurement ends it
 	holdAnswer   = "hold_the_answer" // the answer never ends
@@ -50,6 +51,7 @@ type fakeEngine struct {
 	external map[string]bool
 	prompts  map[string]string // digest of the prompt by the request's id
 	counts   map[string]float64
+	used     bool // a rule for one request alone
 }
 
 func newFakeEngine(engine, backend string, page, tokens int, script []rule) *fakeEngine {
@@ -100,6 +102,17 @@ func (f *fakeEngine) look(tokens []int) (device, external int) {
 // does says whether a rule matches a request.
 func (f *fakeEngine) does(id, what string) bool {
 	return slices.ContainsFunc(f.script, func(r rule) bool { return r.Do == what && strings.Contains(id, r.When) })
+}
+
+// first says whether a rule matches a request and matched none before.
+func (f *fakeEngine) first(id, what string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.used || !f.does(id, what) {
+		return false
+	}
+	f.used = true
+	return true
 }
 
 // words is the text of a prompt's answer, a word a token.
@@ -174,7 +187,7 @@ func (f *fakeEngine) complete(w http.ResponseWriter, r *http.Request, id string,
 		case f.does(id, dieMidStream):
 			f.die()
 			panic(http.ErrAbortHandler)
-		case f.does(id, breakOff):
+		case f.does(id, breakOff), f.first(id, breakFirst):
 			panic(http.ErrAbortHandler)
 		case f.does(id, holdAnswer):
 			<-r.Context().Done()

@@ -30,6 +30,7 @@ type rig struct {
 	script   []rule
 	refuse   map[string]*launch.StartError // backends that do not start
 	restless bool                          // the counters never settle
+	unrest   int                           // number of the one wait in which they do not
 	leases   float64                       // that the Manager still holds at the end
 	step     time.Duration                 // that the clock goes on at each look
 
@@ -38,6 +39,7 @@ type rig struct {
 	specs   []launch.Spec
 	engines []*fakeEngine
 	running int
+	waits   int // for the counters
 	cancel  context.CancelFunc
 	out     bytes.Buffer
 	errs    bytes.Buffer
@@ -184,7 +186,11 @@ func (r *rig) counters(engine string, stack Stack) Counters {
 }
 
 func (c restedCounters) Settle(ctx context.Context, _ time.Duration) (evidence.Snapshot, error) {
-	if c.rig.restless {
+	c.rig.mu.Lock()
+	c.rig.waits++
+	restless := c.rig.restless || c.rig.waits == c.rig.unrest
+	c.rig.mu.Unlock()
+	if restless {
 		return evidence.Snapshot{}, errors.New("after 60 s still moving: vllm:prompt_tokens_total")
 	}
 	return c.Read(ctx)

@@ -2,6 +2,7 @@ package single
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,7 +50,7 @@ func TestAPartialHitWithAnotherTextIsAttributed(t *testing.T) {
 }
 
 func TestAPartialPromptSharesWholePagesAndNoTokenMore(t *testing.T) {
-	p := prompts{1, 4096}
+	p := prompts{1, vocabularyMin} // few tokens, so that two prompts often go on alike by chance
 	for _, percent := range partialPercents {
 		for prefix := range 200 {
 			key := partialKey{320, percent, prefix}
@@ -99,6 +100,75 @@ func TestBurstsHaveOneWindowAndSharedEvidence(t *testing.T) {
 		if (row.Phase == record.AfterPressure) != (row.MatchesCold != nil && *row.MatchesCold) {
 			t.Errorf("%s of prompt %d is compared as %v", row.Phase, row.PromptIndex, row.MatchesCold)
 		}
+	}
+}
+
+func TestABurstOfThePatternSharedHasOnePrompt(t *testing.T) {
+	r := newRig(t)
+	ask := r.small()
+	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = Concurrent, 2, []int{3}, []string{launch.Native}
+	if _, err := r.measure(ask); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]map[string]int{}
+	for id, prompt := range r.engines[0].prompts {
+		for _, pattern := range patterns {
+			if strings.HasPrefix(id, "native-p0-concurrent-"+pattern+"-3-cold-") {
+				if found[pattern] == nil {
+					found[pattern] = map[string]int{}
+				}
+				found[pattern][prompt]++
+			}
+		}
+	}
+	if len(found[patternShared]) != 2 || len(found[patternMixed]) != 6 {
+		t.Errorf("2 bursts of 3 requests have %d prompts if shared and %d if mixed, want 2 and 6", len(found[patternShared]), len(found[patternMixed]))
+	}
+}
+
+func TestOneAnswerThatBreaksOffLeavesItsWholeBurstUnverified(t *testing.T) {
+	r := newRig(t, rule{"orbitkv-p0-concurrent-mixed-3-after_pressure", breakFirst})
+	ask := r.small()
+	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = Concurrent, 1, []int{3}, []string{launch.OrbitKV}
+	run, err := r.measure(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := pick(run, func(s *record.Sample) bool {
+		return s.Measured && s.Variant == patternMixed && s.Phase == record.AfterPressure
+	})
+	failed := 0
+	for _, row := range rows {
+		if row.Error != "" {
+			failed++
+		}
+		if row.Source != record.Unverified || !row.Shared || row.Why == "" {
+			t.Errorf("%s is %s (%s), shared %v", row.Request, row.Source, row.Why, row.Shared)
+		}
+	}
+	last := run.Windows[len(run.Windows)-1]
+	if len(rows) != 3 || failed != 1 || last.Failed != 1 || last.Requests != 3 {
+		t.Errorf("%d rows, %d failed; the window is %+v", len(rows), failed, last)
+	}
+}
+
+func TestABurstBetweenRestlessCountersIsUnverifiedAndTheNextIsNot(t *testing.T) {
+	r := newRig(t)
+	r.unrest = 1 + warmUpPrompts + 1 // one before the first request, one after each of the warm-up, and that after the first burst
+	ask := r.small()
+	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = Concurrent, 1, []int{1}, []string{launch.Native}
+	run, err := r.measure(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := pick(run, func(s *record.Sample) bool { return s.Measured })
+	for i, row := range rows {
+		if restless := strings.Contains(row.Why, "did not come to rest"); restless != (i == 0) || (row.Source == record.Unverified) != (i == 0) || !row.Shared {
+			t.Errorf("measured request %d is %s (%s), shared %v", i, row.Source, row.Why, row.Shared)
+		}
+	}
+	if len(rows) != 4 {
+		t.Errorf("%d measured requests, want 4", len(rows))
 	}
 }
 
