@@ -27,6 +27,7 @@ const (
 type child struct {
 	process
 	log     string // path
+	logFrom int64  // where this process's own output begins in it
 	kept    map[string]string
 	mark    string // in the environment of it and of all that it starts
 	started time.Time
@@ -52,6 +53,10 @@ func startChild(program string, p process, log string) (*child, error) {
 		return nil, fmt.Errorf("open the log of the %s: %w", p.part, err)
 	}
 	defer out.Close()
+	before, err := out.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("look at the log of the %s: %w", p.part, err)
+	}
 	word, control, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -63,7 +68,7 @@ func startChild(program string, p process, log string) (*child, error) {
 	}
 
 	whole, kept := environmentOf(os.Environ(), p.environment)
-	c := &child{process: p, log: log, kept: kept, mark: newMark(), control: control, ended: make(chan struct{}), gone: make(chan struct{})}
+	c := &child{process: p, log: log, logFrom: before.Size(), kept: kept, mark: newMark(), control: control, ended: make(chan struct{}), gone: make(chan struct{})}
 	c.guard = exec.Command(program, append([]string{GuardVerb, "--"}, p.command...)...)
 	c.guard.Env = append(whole, c.mark)
 	c.guard.Stdin, c.guard.Stdout, c.guard.Stderr = word, out, out
@@ -200,12 +205,9 @@ func (c *child) kill() error {
 	}
 }
 
-// tail reads the end of the log.
-func (c *child) tail() string { return tailOf(c.log) }
-
 // report says what the log tells of the end, in one line.
 func (c *child) report(what string) string {
-	if line := lastReason(c.tail()); line != "" {
+	if line := lastReason(tailOf(c.log, c.logFrom)); line != "" {
 		return what + ": " + line
 	}
 	return strings.TrimSpace(what) + "; its log is empty"

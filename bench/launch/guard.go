@@ -74,6 +74,7 @@ func guardCharge(command []string, limits patience) error {
 		ended: make(chan syscall.WaitStatus, 1), gone: make(chan struct{}), words: make(chan bool),
 	}
 	g.deadline.Stop()
+	g.tick.Stop()                             // until it kills: a guard must not wake up beside a measurement
 	_ = reports.Encode(guardReport{PID: pid}) // a measurement that is gone has closed the other pipe, too, which ends the charge
 	go g.reap()
 	go g.listen()
@@ -167,9 +168,7 @@ func (g *guard) watch(asked <-chan os.Signal) {
 		case <-g.deadline.C:
 			g.kill()
 		case <-g.tick.C:
-			if !g.killing.IsZero() {
-				g.killRound()
-			}
+			g.killRound()
 		}
 	}
 }
@@ -210,6 +209,7 @@ func (g *guard) terminate() {
 func (g *guard) kill() {
 	if g.killing.IsZero() {
 		g.killing = time.Now()
+		g.tick.Reset(killEvery)
 		g.killRound()
 	}
 }

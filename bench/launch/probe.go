@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -34,7 +35,10 @@ func RunProbe(ctx context.Context, python, device string) (record.Probe, error) 
 	c := exec.CommandContext(ctx, python, "-c", probeProgram, device)
 	c.Stdout, c.Stderr, c.WaitDelay = &out, &complaints, probeGrace
 	c.Env, _ = environmentOf(os.Environ(), commonEnvironment())
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// It dies with the measurement, by way of the thread that started it, which must last as long.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err := c.Run()
 	var found record.Probe
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")

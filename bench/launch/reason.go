@@ -11,19 +11,18 @@ import (
 // tailBytes is how much of a log is read for the reason of an end.
 const tailBytes = 512 << 10
 
-// tailOf reads the end of a log; one that cannot be read is empty.
-func tailOf(path string) string {
+// tailOf reads the end of a log, nothing before an offset; one that cannot be read is empty.
+func tailOf(path string, from int64) string {
 	file, err := os.Open(path)
 	if err != nil {
 		return ""
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err == nil && info.Size() > tailBytes {
-		if _, err := file.Seek(-tailBytes, io.SeekEnd); err != nil {
-			return ""
-		}
+	info, err := file.Stat()
+	if err != nil {
+		return ""
 	}
-	text, err := io.ReadAll(io.LimitReader(file, tailBytes))
+	text, err := io.ReadAll(io.NewSectionReader(file, max(from, info.Size()-tailBytes), tailBytes))
 	if err != nil {
 		return ""
 	}

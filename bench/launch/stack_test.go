@@ -238,6 +238,9 @@ func TestEngineThatDiesAtItsStart(t *testing.T) {
 
 func TestEngineThatNeverGetsReady(t *testing.T) {
 	folder, pids := setMode(t, modeSilent)
+	if err := os.WriteFile(filepath.Join(folder, "engine.log"), []byte(vllmDeath), 0o600); err != nil { // of an earlier start
+		t.Fatal(err)
+	}
 	_, err := start(t.Context(), testSpec(folder, Native), nil, 300*time.Millisecond)
 	var failure *StartError
 	if !errors.As(err, &failure) || !strings.Contains(failure.Reason, "/health with 200 within 300ms") || !strings.Contains(failure.Reason, "INFO loading weights") {
