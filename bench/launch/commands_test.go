@@ -30,7 +30,7 @@ func describe(t *testing.T, s Spec) string {
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
-	processes, err := plan(&s, layout{folder: "/tmp/okv", engine: 20001, service: 20002, metric: 20003})
+	processes, err := plan(&s, layout{folder: "/private", engine: 20001, service: 20002, metric: 20003})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,13 +112,13 @@ func TestEnvironment(t *testing.T) {
 	inherited := []string{
 		"HOME=/home/x", "PYTHONPATH=/src", "PYTHONHASHSEED=7", "HF_TOKEN=secret", "ORBITKV_CONFIG=/etc/other.json", "VLLM_BATCH_INVARIANT=1", "OMP_NUM_THREADS=4",
 	}
-	whole, kept := environmentOf(inherited, map[string]string{"PYTHONHASHSEED": "0", "ORBITKV_SOCKET": "/tmp/okv/orbitkv.sock"})
+	whole, kept := environmentOf(inherited, map[string]string{"PYTHONHASHSEED": "0", "ORBITKV_SOCKET": "/private/orbitkv.sock"})
 	slices.Sort(whole)
-	want := []string{"HF_TOKEN=secret", "HOME=/home/x", "OMP_NUM_THREADS=4", "ORBITKV_SOCKET=/tmp/okv/orbitkv.sock", "PYTHONHASHSEED=0", "PYTHONPATH=/src"}
+	want := []string{"HF_TOKEN=secret", "HOME=/home/x", "OMP_NUM_THREADS=4", "ORBITKV_SOCKET=/private/orbitkv.sock", "PYTHONHASHSEED=0", "PYTHONPATH=/src"}
 	if !slices.Equal(whole, want) {
 		t.Errorf("the environment is %q; want %q", whole, want)
 	}
-	wantKept := map[string]string{"OMP_NUM_THREADS": "4", "ORBITKV_SOCKET": "/tmp/okv/orbitkv.sock", "PYTHONHASHSEED": "0", "PYTHONPATH": "/src"}
+	wantKept := map[string]string{"OMP_NUM_THREADS": "4", "ORBITKV_SOCKET": "/private/orbitkv.sock", "PYTHONHASHSEED": "0", "PYTHONPATH": "/src"}
 	if !maps.Equal(kept, wantKept) {
 		t.Errorf("kept is %q; want %q", kept, wantKept)
 	}
