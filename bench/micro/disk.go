@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,9 +29,6 @@ const (
 	probes        = 16 // places that are looked for in the page cache
 )
 
-// inMemory are file systems that have no disk.
-var inMemory = []string{"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
-
 // disk is the file that is read and written. It has no name from the moment that it is made: however this process ends, nothing is left.
 type disk struct {
 	direct   int // descriptor whose reads and writes go around the page cache
@@ -41,21 +37,15 @@ type disk struct {
 	storage  record.Storage
 }
 
-// openDisk makes the file in folder and fills it with bytes that no device can shrink. The error says what of the folder, its file system or its disk
-// cannot be measured.
+// openDisk makes the file in a folder that checkFolder took and fills it with bytes that no device can shrink. The error says what of the folder,
+// its file system or its disk cannot be measured.
 func openDisk(ctx context.Context, folder string, bytes uint64) (*disk, error) {
-	if err := checkFolder(folder, bytes); err != nil {
-		return nil, err
-	}
 	storage, err := launch.StorageOf("", folder) // whether O_DIRECT holds is asked of the file itself
 	if err != nil {
 		return nil, err
 	}
 	storage.Use = launch.UseSSD
 	d := &disk{direct: -1, buffered: -1, bytes: bytes, storage: storage}
-	if slices.Contains(inMemory, storage.Filesystem) {
-		return nil, d.refuse("it keeps its files in memory, whether it takes O_DIRECT or not")
-	}
 	err = d.open(folder)
 	if err == nil {
 		err = d.lay(ctx)
@@ -167,45 +157,36 @@ func (d *disk) lay(ctx context.Context) error {
 	return errors.Join(err, b.free())
 }
 
-// prove reads some blocks and looks whether the page cache has all of them: a file system may take O_DIRECT and go through memory all the same. A
-// few may be there because the kernel begins to read what it is asked about.
+// prove reads some blocks and looks whether the page cache has one of them: a file system may take O_DIRECT and go through memory all the same.
 func (d *disk) prove() (err error) {
 	b, err := newBuffers(1, diskAlign)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.free()) }()
-	if err := d.advise(unix.FADV_DONTNEED, unix.FADV_RANDOM); err != nil { // random: what is asked about is not read ahead of
-		return err
+	if err := unix.Fadvise(d.buffered, 0, 0, unix.FADV_DONTNEED); err != nil {
+		return os.NewSyscallError("fadvise", err)
 	}
-	cached := 0
+	view, err := unix.Mmap(d.buffered, 0, int(d.bytes), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	defer func() { err = errors.Join(err, unix.Munmap(view)) }()
+	page := uint64(os.Getpagesize())
 	for i := range uint64(probes) {
-		at := int64(i * (d.bytes / probes) / diskAlign * diskAlign)
-		if err := d.read(b.of(0), at); err != nil {
+		at := i * (d.bytes / probes) / page * page
+		if err := d.read(b.of(0), int64(at)); err != nil {
 			return err
 		}
-		n, err := unix.Preadv2(d.buffered, [][]byte{make([]byte, 1)}, at, unix.RWF_NOWAIT)
-		switch {
-		case err == nil && n > 0:
-			cached++
-		case !errors.Is(err, unix.EAGAIN): // the file system does not say without waiting
-			d.storage.Direct += "; whether the page cache is passed by cannot be seen here"
-			return nil
+		cached, err := resident(view[at:][:diskAlign])
+		if err != nil {
+			return err
 		}
-	}
-	if cached == probes {
-		return d.refuse("O_DIRECT was taken, but what was read lies in the page cache")
+		if cached {
+			return d.refuse("O_DIRECT was taken, but what was read lies in the page cache")
+		}
 	}
 	d.storage.Direct += ", and what was read is not in the page cache"
-	return d.advise(unix.FADV_DONTNEED)
-}
-
-func (d *disk) advise(advices ...int) error {
-	for _, advice := range advices {
-		if err := unix.Fadvise(d.buffered, 0, 0, advice); err != nil {
-			return os.NewSyscallError("fadvise", err)
-		}
-	}
 	return nil
 }
 

@@ -59,10 +59,13 @@ func SSD(ctx context.Context, o SSDOptions, out io.Writer) (err error) {
 	if err := errors.Join(o.check(), o.Options.check(sections)); err != nil {
 		return err
 	}
-	fmt.Fprintf(o.Progress, "ssd: laying a file of %s in %s\n", sizeName(o.FileBytes), o.Path)
+	if err := checkFolder(o.Path, o.FileBytes); err != nil {
+		return err
+	}
+	fmt.Fprintf(o.Progress, "ssd: filling a file of %s in %s\n", sizeName(o.FileBytes), o.Path)
 	if d, err = openDisk(ctx, o.Path, o.FileBytes); err != nil {
 		if ctx.Err() != nil {
-			return errors.New("interrupted while the file was laid: it is gone, and no figure is kept")
+			return errors.New("interrupted while the file was filled: it is gone, and no figure is kept")
 		}
 		return err
 	}
