@@ -266,3 +266,13 @@ func TestARunWithoutRowsIsSummarised(t *testing.T) {
 	}
 	says(t, text.String(), "part: 0 of 5 cells")
 }
+
+func TestBytesOfABurstAreNotCountedOnceForEachOfItsSamples(t *testing.T) {
+	run := windowRun("orbitkv")
+	for i := range run.Samples {
+		run.Samples[i].LoadBytes = 21 * length * token
+	}
+	for _, r := range group(t, summarise(t, run), "orbitkv", record.Sustained).Rows {
+		near(t, "the bytes of a row whose samples share their counters", r.LoadBytes, 0)
+	}
+}

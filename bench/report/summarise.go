@@ -208,7 +208,9 @@ func row(source record.Source, samples []*record.Sample, seed uint64) Row {
 	var e2e []float64
 	for _, s := range samples {
 		e2e = append(e2e, s.E2Ems)
-		r.LoadBytes += s.LoadBytes
+		if !s.Shared { // The bytes of a burst stand in each of its samples.
+			r.LoadBytes += s.LoadBytes
+		}
 		r.External += s.ExternalTokens
 	}
 	r.E2E = stat.OfMedian(e2e, seed)
