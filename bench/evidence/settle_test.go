@@ -179,7 +179,7 @@ func TestMonitor(t *testing.T) {
 			return nil
 		}
 		m := s.Watch(t.Context(), MonitorEvery)
-		time.Sleep(10*MonitorEvery + MonitorEvery/2)
+		<-time.After(10*MonitorEvery + MonitorEvery/2)
 		peaks, samples := m.Stop()
 		if samples != 10 || peaks["orbitkv_inflight_bytes"] != 900 {
 			t.Errorf("%d samples and peaks %v", samples, peaks)
@@ -187,7 +187,7 @@ func TestMonitor(t *testing.T) {
 		if _, counted := peaks[managerLoadBytes]; counted || p.looks[engineAt] != 0 {
 			t.Errorf("the engine was looked at %d times, or a counter has a peak: %v", p.looks[engineAt], peaks)
 		}
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		if p.looks[managerAt] != 11 {
 			t.Errorf("%d looks after Stop", p.looks[managerAt])
 		}
@@ -199,7 +199,7 @@ func TestMonitorOfNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPages(load.SGLang)
 		m := p.scraper(load.SGLang).Watch(t.Context(), MonitorEvery)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		if peaks, samples := m.Stop(); samples != 0 || len(peaks) != 0 {
 			t.Errorf("%d samples and peaks %v", samples, peaks)
 		}
