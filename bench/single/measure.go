@@ -181,6 +181,12 @@ func (r *run) takeUp() error {
 		return err
 	}
 	r.recall(kept)
+	r.refused = map[string]bool{}
+	for _, failure := range kept.Failures {
+		if failure.Stage == "start" {
+			r.refused[failure.Cell] = true
+		}
+	}
 	return nil
 }
 

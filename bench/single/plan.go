@@ -22,6 +22,23 @@ type turn struct {
 	cells   []record.Place
 }
 
+// name names a turn in the rows that are about no cell of it.
+func (t *turn) name() string { return fmt.Sprintf("%s/p%d", t.backend, t.pass) }
+
+// lastly puts the turns whose backends were refused before behind the others: a backend that cannot start must not take the time of those that can.
+func lastly(turns []turn, refused map[string]bool) []turn {
+	slices.SortStableFunc(turns, func(a, b turn) int {
+		switch {
+		case refused[a.name()] == refused[b.name()]:
+			return 0
+		case refused[a.name()]:
+			return 1
+		}
+		return -1
+	})
+	return turns
+}
+
 // plan lists the turns of a run in order, with every cell of each.
 func plan(a *Ask) []turn {
 	var turns []turn

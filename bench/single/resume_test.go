@@ -123,6 +123,27 @@ func TestAPartThatHasNoTimeStartsNothingMore(t *testing.T) {
 	}
 }
 
+func TestABackendThatTakesAWholePartToStartComesLastInTheNext(t *testing.T) {
+	r := newRig(t)
+	r.step = 10 * time.Millisecond
+	r.hang = map[string]bool{launch.FlexKV: true}
+	ask := r.small()
+	ask.Backends, ask.PartSeconds = []string{launch.FlexKV, launch.Native}, int(stopReserve/time.Second)+1
+	run, err := r.measure(ask)
+	says(t, err, "flexkv, pass 0", "not ready when this part of 21 s was used up", "ended in time", "4 cells are missing")
+	if len(run.Failures) != 1 || run.Failures[0].Stage != "start" || run.Manifest.Attempts[0].Outcome != Part {
+		t.Errorf("failures %+v, attempts %+v", run.Failures, run.Manifest.Attempts)
+	}
+	r.hang = nil
+	ask.Resume, ask.PartSeconds = true, 0
+	if _, err := r.measure(ask); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.specs) != 2 || r.specs[0].Backend != launch.Native || r.specs[1].Backend != launch.FlexKV {
+		t.Errorf("%d starts, want native before the backend that hung", len(r.specs))
+	}
+}
+
 func TestTwoPassesTurnBackendsAndLengthsRound(t *testing.T) {
 	r := newRig(t)
 	ask := r.small()

@@ -29,6 +29,7 @@ type rig struct {
 	*testing.T
 	script   []rule
 	refuse   map[string]*launch.StartError // backends that do not start
+	hang     map[string]bool               // backends that never become ready
 	restless bool                          // the counters never settle
 	unrest   int                           // number of the one wait in which they do not
 	leases   float64                       // that the Manager still holds at the end
@@ -141,7 +142,11 @@ func (k *fakeStack) Stop() error {
 	return nil
 }
 
-func (r *rig) start(_ context.Context, spec launch.Spec, note func(record.Launch)) (Stack, error) {
+func (r *rig) start(ctx context.Context, spec launch.Spec, note func(record.Launch)) (Stack, error) {
+	if r.hang[spec.Backend] {
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.specs = append(r.specs, spec)

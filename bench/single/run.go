@@ -36,6 +36,7 @@ type run struct {
 	progress *progress
 	begun    time.Time
 	alone    map[partialKey]*string // answers of the engine without an external cache to the prompts of the partial workload
+	refused  map[string]bool        // turns whose backend did not start in an earlier attempt, by the turn's name
 	troubles []string               // what keeps the attempt from being complete
 
 	starts       int // of backends with missing cells, that are still to come
@@ -60,7 +61,7 @@ func (r *run) inside(path string) string {
 // all measures every turn that has missing cells, then attributes the outputs that differ. The error is errPart, the end of the context, or that the
 // output directory could not be written.
 func (r *run) all(ctx context.Context) error {
-	turns := plan(&r.ask)
+	turns := lastly(plan(&r.ask), r.refused)
 	total, missing := 0, 0
 	for i := range turns {
 		lacks := len(turns[i].missing(r.dir.Done()))
@@ -75,6 +76,9 @@ func (r *run) all(ctx context.Context) error {
 			continue
 		}
 		r.starts--
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if !r.fits(r.longestStart + r.longestCell) {
 			return errPart
 		}
@@ -130,17 +134,18 @@ func (r *run) measure(ctx context.Context, t *turn, cells []record.Place) error 
 // turnPlace says of a row that it is about a whole turn.
 func (r *run) turnPlace(t *turn) record.Place {
 	return record.Place{
-		Cell: fmt.Sprintf("%s/p%d", t.backend, t.pass), Attempt: r.dir.Attempt(), Backend: t.backend, Pass: t.pass, Workload: r.ask.Workload, Prefix: -1,
+		Cell: t.name(), Attempt: r.dir.Attempt(), Backend: t.backend, Pass: t.pass, Workload: r.ask.Workload, Prefix: -1,
 	}
 }
 
 // failed keeps a backend that broke; other errors end the run.
 func (r *run) failed(ctx context.Context, at record.Place, err error) error {
 	var b *broken
-	if !errors.As(err, &b) {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
+	switch {
+	case errors.As(err, &b):
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	default:
 		return err
 	}
 	r.trouble("%s, pass %d: %s", at.Backend, at.Pass, b.Error())

@@ -66,7 +66,7 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 		err = errors.Join(noted, stack.Stop())
 	}
 	if err != nil {
-		return nil, nil, nil, startFailure(ctx, err, r.inside)
+		return nil, nil, nil, r.startFailure(ctx, err, logs(launch.PartEngine))
 	}
 	r.longestStart = max(r.longestStart, r.host.Now().Sub(begun))
 	r.progress.ahead(r.starts, r.longestStart)
@@ -90,14 +90,18 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 	return s, inner, stop, nil
 }
 
-// startFailure tells a backend that cannot start from a run that is at its end.
-func startFailure(ctx context.Context, err error, inside func(string) string) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+// startFailure tells a backend that cannot start from a run that is at its end. One that took a whole part and was not ready is a failure, too:
+// every further part would wait for it in vain.
+func (r *run) startFailure(ctx context.Context, err error, log string) error {
+	if cause := context.Cause(ctx); cause != nil {
+		if errors.Is(cause, errPart) && r.longestStart == 0 {
+			return &broken{"start", launch.PartEngine, fmt.Sprintf("it was not ready when this part of %d s was used up: give parts more time", r.ask.PartSeconds), r.inside(log)}
+		}
+		return cause
 	}
 	var failed *launch.StartError
 	if errors.As(err, &failed) {
-		return &broken{"start", failed.Part, failed.Reason, inside(failed.Log)}
+		return &broken{"start", failed.Part, failed.Reason, r.inside(failed.Log)}
 	}
 	return &broken{"start", launch.PartEngine, err.Error(), ""}
 }
