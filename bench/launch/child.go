@@ -46,8 +46,9 @@ type child struct {
 	left    error
 }
 
-// startChild starts a process below a guard, with its output appended to a log. It returns when the process runs.
-func startChild(program string, p process, log string) (*child, error) {
+// startChild starts a process below a guard, with its output appended to a log. It returns when the process runs. The folder is removed by
+// the guard of a measurement that was killed.
+func startChild(program, folder string, p process, log string) (*child, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of the %s: %w", p.part, err)
@@ -70,7 +71,7 @@ func startChild(program string, p process, log string) (*child, error) {
 	whole, kept := environmentOf(os.Environ(), p.environment)
 	c := &child{process: p, log: log, logFrom: before.Size(), kept: kept, mark: newMark(), control: control, ended: make(chan struct{}), gone: make(chan struct{})}
 	c.guard = exec.Command(program, append([]string{GuardVerb, "--"}, p.command...)...)
-	c.guard.Env = append(whole, c.mark)
+	c.guard.Env = append(whole, c.mark, folderVariable+"="+folder)
 	c.guard.Stdin, c.guard.Stdout, c.guard.Stderr = word, out, out
 	c.guard.ExtraFiles = []*os.File{reporting}
 	// A session of its own: an interrupt at the terminal is for the measurement to handle, which ends its processes in order.

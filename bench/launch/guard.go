@@ -29,6 +29,9 @@ const (
 // patience is how long a guard waits before SIGKILL.
 type patience struct{ stop, stray, tracker time.Duration }
 
+// folderVariable names the private folder of the stack to a guard, which removes it when the measurement cannot.
+const folderVariable = "BENCH_FOLDER"
+
 // guardReports is the descriptor on which a guard writes its reports, one JSON object a line.
 const guardReports = 3
 
@@ -80,6 +83,9 @@ func guardCharge(command []string, limits patience) error {
 	go g.listen()
 	g.watch(asked)
 	_ = reports.Encode(guardReport{Gone: true})
+	if folder := os.Getenv(folderVariable); folder != "" && g.abandoned {
+		return os.RemoveAll(folder)
+	}
 	return nil
 }
 
@@ -107,17 +113,18 @@ func startCharge(command []string) (int, error) {
 
 // guard is the state of one Guard; watch alone changes it.
 type guard struct {
-	pid      int
-	limits   patience
-	asked    bool // to end in order
-	reports  *json.Encoder
-	running  bool // the charge itself
-	killing  time.Time
-	deadline *time.Timer
-	tick     *time.Ticker
-	ended    chan syscall.WaitStatus // of the charge
-	gone     chan struct{}           // closed when no process is left
-	words    chan bool               // from the measurement: true asks for an end in order, false for an end at once
+	pid       int
+	limits    patience
+	asked     bool // to end in order
+	abandoned bool // nobody is left who would tidy up
+	reports   *json.Encoder
+	running   bool // the charge itself
+	killing   time.Time
+	deadline  *time.Timer
+	tick      *time.Ticker
+	ended     chan syscall.WaitStatus // of the charge
+	gone      chan struct{}           // closed when no process is left
+	words     chan bool               // from the measurement: true asks for an end in order, false for an end at once
 }
 
 // reap buries every process that the guard is the parent of, until there is none.
@@ -159,6 +166,7 @@ func (g *guard) watch(asked <-chan os.Signal) {
 			g.charge(status)
 		case inOrder := <-g.words:
 			if !inOrder {
+				g.abandoned = true
 				g.kill()
 				continue
 			}

@@ -137,13 +137,13 @@ func notePID() error {
 	return errors.Join(err, file.Close())
 }
 
-// fakeMeasurement starts a stack, says so, and waits to be killed.
+// fakeMeasurement starts a stack, says where its private folder is, and waits to be killed.
 func fakeMeasurement(folder string) error {
-	_, err := Start(context.Background(), testSpec(folder, OrbitKV), nil)
+	stack, err := Start(context.Background(), testSpec(folder, OrbitKV), nil)
 	if err != nil {
 		return err
 	}
-	fmt.Println("ready")
+	fmt.Println(stack.at.folder)
 	select {}
 }
 

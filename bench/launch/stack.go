@@ -80,7 +80,7 @@ func (k *Stack) begin(ctx context.Context, p *process) error {
 			return fmt.Errorf("launch: %w", err)
 		}
 	}
-	c, err := startChild(k.spec.Manager, *p, log)
+	c, err := startChild(k.spec.Manager, k.at.folder, *p, log)
 	if err != nil {
 		return &StartError{Part: p.part, Reason: err.Error(), Log: log}
 	}

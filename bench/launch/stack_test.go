@@ -100,10 +100,10 @@ func TestStubbornEngineIsKilled(t *testing.T) {
 	}
 }
 
-// startMeasurement starts a stack with a Manager in a process of its own, and returns when it is ready.
-func startMeasurement(t *testing.T, folder string) *exec.Cmd {
+// startMeasurement starts a stack with a Manager in a process of its own, and returns when it is ready, with its private folder.
+func startMeasurement(t *testing.T, folder string) (measurement *exec.Cmd, private string) {
 	t.Helper()
-	measurement := exec.Command(os.Args[0], roleMeasurement, folder)
+	measurement = exec.Command(os.Args[0], roleMeasurement, folder)
 	out, err := measurement.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -112,10 +112,12 @@ func startMeasurement(t *testing.T, folder string) *exec.Cmd {
 	if err := measurement.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+	line, err := bufio.NewReader(out).ReadString('\n')
+	private = strings.TrimSpace(line)
+	if err != nil || private == "" {
 		t.Fatalf("the measurement says %q, %v", line, err)
 	}
-	return measurement
+	return measurement, private
 }
 
 // killMeasurement ends it as nothing that it could take notice of, and buries it.
@@ -131,15 +133,21 @@ func killMeasurement(t *testing.T, measurement *exec.Cmd) {
 
 func TestKilledMeasurementLeavesNothing(t *testing.T) {
 	folder, pids := setMode(t, modeServe)
-	measurement := startMeasurement(t, folder)
+	measurement, private := startMeasurement(t, folder)
 	processes := tree(t, pids, treeSize)
 	killMeasurement(t, measurement)
 	awaitGone(t, processes)
+	for { // the last guard removes it when everything is gone
+		if _, err := os.Stat(private); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		waitTick()
+	}
 }
 
 func TestChargesDieWithTheirGuards(t *testing.T) {
 	folder, pids := setMode(t, modeServe)
-	measurement := startMeasurement(t, folder)
+	measurement, private := startMeasurement(t, folder)
 	processes := tree(t, pids, treeSize)
 	var guards []int
 	var charges []*os.Process
@@ -172,6 +180,9 @@ func TestChargesDieWithTheirGuards(t *testing.T) {
 	killMeasurement(t, measurement)
 	for _, p := range processes { // the charges' own are beyond everybody's reach then
 		_ = p.Kill()
+	}
+	if err := os.RemoveAll(private); err != nil {
+		t.Error(err)
 	}
 }
 
