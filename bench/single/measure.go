@@ -82,6 +82,9 @@ func (r *run) verdict(outcome string, ended error, missing []string) error {
 		if again == "" {
 			again = "; differing outputs are not attributed yet: the same command with --" + FlagResume + " does it"
 		}
+		if len(missing) > 0 && r.longestCell == 0 {
+			again += fmt.Sprintf("; none of them fitted into %d s: give parts more time", r.ask.PartSeconds)
+		}
 		return fmt.Errorf("this part of the run in %s ended in time%s%s", r.dir.Path(), troubles, again)
 	}
 	if ended != nil {

@@ -8,17 +8,22 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"orbitkv/bench/record"
 )
 
-const progressColumns = 160 // that a line of progress has at most
+const (
+	columnsDefault = 80 // of a terminal that does not say its width
+	columnsMin     = 20
+)
 
 // progress tells a person how far a run is: one line that changes on a terminal, one line for each request that is measured elsewhere. It may be
 // called from any goroutine.
 type progress struct {
 	mu       sync.Mutex
 	to       io.Writer
-	terminal bool
+	terminal *os.File // nil where it is none
 	now      func() time.Time
 
 	cells    int // of the run
@@ -35,8 +40,8 @@ type progress struct {
 func newProgress(to io.Writer, now func() time.Time) *progress {
 	p := &progress{to: to, now: now}
 	if file, ok := to.(*os.File); ok {
-		if info, err := file.Stat(); err == nil {
-			p.terminal = info.Mode()&os.ModeCharDevice != 0
+		if _, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil {
+			p.terminal = file
 		}
 	}
 	return p
@@ -77,7 +82,7 @@ func (p *progress) cell(place record.Place) {
 func (p *progress) sample(row *record.Sample) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.terminal && !row.Measured {
+	if p.terminal == nil && !row.Measured {
 		return
 	}
 	result := fmt.Sprintf("TTFT %.1f ms, %s", row.TTFTms, row.Source)
@@ -108,7 +113,7 @@ func (p *progress) window(row *record.Window, samples []record.Sample) {
 func (p *progress) admitted(requests int, since time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.terminal || p.now().Sub(p.shown) < time.Second/2 {
+	if p.terminal == nil || p.now().Sub(p.shown) < time.Second/2 {
 		return
 	}
 	p.passing(fmt.Sprintf("%s%s: %d requests in %.0f s%s", p.count(), p.at, requests, since.Seconds(), p.left()))
@@ -163,17 +168,27 @@ func (p *progress) lasting(text string) {
 // passing writes a line that the next one may replace.
 func (p *progress) passing(text string) {
 	p.shown = p.now()
-	if !p.terminal {
+	if p.terminal == nil {
 		fmt.Fprintln(p.to, text)
 		return
 	}
-	if runes := []rune(text); len(runes) > progressColumns {
-		text = string(runes[:progressColumns-3]) + "..."
+	if runes, columns := []rune(text), p.columns(); len(runes) >= columns {
+		text = string(runes[:columns-4]) + "..."
 	}
 	fmt.Fprintf(p.to, "\r\x1b[K%s", text)
 	p.open = true
 }
 
+// columns is the width of the terminal now: a line that wraps cannot be replaced.
+func (p *progress) columns() int {
+	size, err := unix.IoctlGetWinsize(int(p.terminal.Fd()), unix.TIOCGWINSZ)
+	if err != nil || size.Col == 0 {
+		return columnsDefault
+	}
+	return max(int(size.Col), columnsMin)
+}
+
+// end ends the line of a terminal.
 func (p *progress) end() {
 	if p.open {
 		fmt.Fprintln(p.to)

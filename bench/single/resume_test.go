@@ -117,7 +117,7 @@ func TestAPartThatHasNoTimeStartsNothingMore(t *testing.T) {
 	ask := r.small()
 	ask.PartSeconds = int(stopReserve / time.Second)
 	_, err := r.measure(ask)
-	says(t, err, "4 cells are missing")
+	says(t, err, "4 cells are missing", "none of them fitted into 20 s")
 	if len(r.specs) != 0 {
 		t.Errorf("%d stacks were started", len(r.specs))
 	}
