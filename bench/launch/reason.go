@@ -40,7 +40,7 @@ var (
 
 // echoes are ends of tracebacks that only say that another process ended; the reason stands in an earlier one.
 var echoes = []string{
-	"See root cause above", "EngineDeadError", "Engine core initialization failed", "Engine process failed to start",
+	"See root cause above", "check the stack trace above for the root cause", "EngineDeadError", "Engine core initialization failed", "Engine process failed to start",
 	"KeyboardInterrupt", "SystemExit", "BrokenPipeError", "ConnectionResetError", "CancelledError", "EOFError",
 }
 

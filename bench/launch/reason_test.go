@@ -16,6 +16,11 @@ const vllmDeath = `INFO 11-29 20:00:01 [api_server.py:100] vLLM server version 0
 (APIServer pid=10) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
 `
 
+const vllmEcho = `(EngineCore pid=11) Traceback (most recent call last):
+(EngineCore pid=11)   File "multiproc_executor.py", line 700, in wait_for_response
+(EngineCore pid=11) RuntimeError: Worker failed with error 'FlexKV is not installed.', please check the stack trace above for the root cause
+`
+
 const sglangDeath = `[2026-11-29 20:00:01] server_args=ServerArgs(model_path='x')
 [2026-11-29 20:00:05] Scheduler hit an exception: Traceback (most recent call last):
   File "scheduler.py", line 3000, in run_scheduler_process
@@ -28,6 +33,12 @@ orbitkv.adapter.errors.ConfigurationError: the page size 1 is refused
 func TestLastReason(t *testing.T) {
 	for _, c := range []struct{ name, log, want string }{
 		{"the echo of vLLM's first process is passed over", vllmDeath, "ModuleNotFoundError: No module named 'flexkv'"},
+		{
+			"the echo of a worker quotes its reason",
+			"(Worker pid=12) ERROR 11-29 20:00:02 [w.py:9] Traceback (most recent call last):\n(Worker pid=12) ERROR 11-29 20:00:02 [w.py:9]   File \"w.py\"\n" +
+				"(Worker pid=12) ERROR 11-29 20:00:02 [w.py:9] ImportError: FlexKV is not installed.\n" + vllmEcho,
+			"ImportError: FlexKV is not installed.",
+		},
 		{"SGLang's scheduler", sglangDeath, "orbitkv.adapter.errors.ConfigurationError: the page size 1 is refused"},
 		{"the echo alone", "Traceback (most recent call last):\n  File \"a\"\nKeyboardInterrupt\n", "KeyboardInterrupt"},
 		{
