@@ -209,7 +209,7 @@ func lmcacheProcess(s *Spec, at layout) process {
 		s.Options.EnginePython, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", strconv.Itoa(at.service),
 		"--http-host", "127.0.0.1", "--http-port", strconv.Itoa(at.metric), "--chunk-size", strconv.Itoa(s.Options.PageSize),
 		// All of its memory before the first request, so that no measured one pays for its growth.
-		"--l1-size-gb", size, "--l1-init-size-gb", strconv.Itoa(wholeGiB(s)), "--eviction-policy", "LRU",
+		"--l1-size-gb", size, "--l1-init-size-gb", strconv.Itoa(int(math.Ceil(s.Options.HostGiB))), "--eviction-policy", "LRU",
 	}
 	return process{part: PartLMCache, command: line, environment: commonEnvironment(), port: at.metric, health: "/healthcheck"}
 }
