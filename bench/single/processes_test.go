@@ -87,8 +87,10 @@ func inProcesses(t *testing.T, engine string) Ask {
 }
 
 func TestTheWholeToolWithItsProcesses(t *testing.T) {
+	t.Parallel()
 	for _, engine := range []string{launch.VLLM, launch.SGLang} {
 		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
 			ask := inProcesses(t, engine)
 			p := measureInProcess(t, ask)
 			run, err := p.end(t, ask)
@@ -129,6 +131,7 @@ func TestTheWholeToolWithItsProcesses(t *testing.T) {
 }
 
 func TestARunThatWasKilledIsResumedToTheSamePlan(t *testing.T) {
+	t.Parallel()
 	ask := inProcesses(t, launch.VLLM)
 	p := measureInProcess(t, ask, rule{"orbitkv-p0-latency-256-0-hbm_hit-a1", holdAnswer})
 	p.until(t, "orbitkv/p0/latency/256/0 cold")
@@ -157,6 +160,7 @@ func TestARunThatWasKilledIsResumedToTheSamePlan(t *testing.T) {
 }
 
 func TestAnEngineProcessThatDiesInMidStreamIsNamedWithItsStatus(t *testing.T) {
+	t.Parallel()
 	ask := inProcesses(t, launch.SGLang)
 	p := measureInProcess(t, ask, rule{"native-p0-latency-256-0-after_pressure", dieMidStream})
 	run, err := p.end(t, ask)
@@ -172,6 +176,7 @@ func TestAnEngineProcessThatDiesInMidStreamIsNamedWithItsStatus(t *testing.T) {
 }
 
 func TestASignalEndsTheRunInOrder(t *testing.T) {
+	t.Parallel()
 	ask := inProcesses(t, launch.VLLM)
 	p := measureInProcess(t, ask, rule{"native-p0-latency-256-0-hbm_hit", holdAnswer})
 	p.until(t, "native/p0/latency/256/0 cold")
