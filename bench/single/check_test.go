@@ -147,3 +147,25 @@ func TestNotesTellOfAnExternalCacheThatIsTooSmall(t *testing.T) {
 		t.Errorf("of 2 GiB the notes say %q", notes)
 	}
 }
+
+func TestVLLMOnAGPURunsAsManyRequestsAsItsGraphsNeed(t *testing.T) {
+	for _, test := range []struct {
+		engine, device, workload string
+		concurrencies            []int
+		want                     int
+	}{
+		{launch.VLLM, launch.OnCUDA, Latency, []int{1}, 256},
+		{launch.VLLM, launch.OnCUDA, Concurrent, []int{1, 64}, 256},
+		{launch.VLLM, launch.OnCUDA, Sustained, []int{300}, 300},
+		{launch.VLLM, launch.OnCPU, Latency, []int{64}, 8},
+		{launch.VLLM, launch.OnCPU, Concurrent, []int{1, 16}, 16},
+		{launch.SGLang, launch.OnCUDA, Latency, []int{1}, 8},
+		{launch.SGLang, launch.OnCUDA, Concurrent, []int{64}, 64},
+	} {
+		ask := sound()
+		ask.Engine, ask.Device, ask.Workload, ask.Concurrencies = test.engine, test.device, test.workload, test.concurrencies
+		if got := ask.seqs(); got != test.want {
+			t.Errorf("%s on %s, %s with %v: %d requests at a time, want %d", test.engine, test.device, test.workload, test.concurrencies, got, test.want)
+		}
+	}
+}
