@@ -26,6 +26,7 @@ const (
 	AnswerLimit  = 10 * time.Minute // of one request, where its context has no earlier deadline
 	HealthLimit  = 5 * time.Second  // of one look at the engine's health
 	ErrorBodyMax = 4 << 10          // bytes of a refusal that are read into its error
+	TextMax      = 128 << 10        // bytes of an answer's text: some of them fit into one row, even where each byte is written as six
 	ConnsMax     = 64               // to the engine
 	idleLimit    = 4 * time.Second  // a kept connection; the engines close theirs after 5 s, and a request must not meet that close
 	dialLimit    = 5 * time.Second
@@ -71,8 +72,11 @@ func New(engine, url, model string) *Client {
 		DialContext: dialer.DialContext, DisableCompression: true, MaxConnsPerHost: ConnsMax, MaxIdleConnsPerHost: ConnsMax,
 		IdleConnTimeout: idleLimit, WriteBufferSize: writeBuffer, ReadBufferSize: readBuffer,
 	}
-	return &Client{engine: protocolOf(engine, model), url: strings.TrimRight(url, "/"), http: &http.Client{Transport: transport}, now: time.Now}
+	return &Client{engine: protocolOf(engine, model), url: strings.TrimRight(url, "/"), http: &http.Client{Transport: transport, CheckRedirect: stay}, now: time.Now}
 }
+
+// stay keeps a client from following a redirect: what was measured would be another server.
+func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // Close drops the kept connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }

@@ -165,7 +165,7 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// TestTrickledBytes gives an event byte by byte: its time is that of its first byte, and the clock stands at another second for each one.
+// TestTrickledBytes gives an event byte by byte, at another second each: its text has come when its data line is whole, one byte before its end.
 func TestTrickledBytes(t *testing.T) {
 	t.Parallel()
 	clock := newStepped()
@@ -188,8 +188,9 @@ func TestTrickledBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if answer.FirstText != time.Second || answer.End != time.Duration(len(whole)+2)*time.Second {
-		t.Errorf("first text at %v and end at %v, want 1s and %ds", answer.FirstText, answer.End, len(whole)+2)
+	text := time.Duration(len(whole)-1) * time.Second
+	if answer.FirstText != text || answer.End != time.Duration(len(whole)+2)*time.Second {
+		t.Errorf("first text at %v and end at %v, want %v and %ds", answer.FirstText, answer.End, text, len(whole)+2)
 	}
 }
 

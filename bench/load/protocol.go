@@ -111,6 +111,9 @@ func (a *Answer) grow(p piece, e event) error {
 	if p.output == 0 {
 		return errors.New("text came before any token was generated")
 	}
+	if len(a.Text)+len(added) > TextMax {
+		return fmt.Errorf("the text of the answer is longer than %d bytes", TextMax)
+	}
 	if len(a.Chunks) == 0 {
 		a.FirstText = e.at
 	}

@@ -28,14 +28,15 @@ var (
 	dataField = []byte("data")
 )
 
-// event is one server-sent event that carries data: when its first byte was read, and what it says.
+// event is one server-sent event that carries data: when its last data line was whole, and what it says. The first byte of a line is no text yet:
+// a stream that sends the head of an event ahead of its text would look faster than it is.
 type event struct {
 	at   time.Duration
 	data []byte
 }
 
-// readEvents reads a stream of server-sent events up to [DONE] and then to its end. Every byte has the time of the read that brought it; nothing
-// is decoded. It returns the events before [DONE] and when [DONE] or the failure came.
+// readEvents reads a stream of server-sent events up to [DONE] and then to its end. Every line has the time of the read that ended it; nothing is
+// decoded. It returns the events before [DONE] and when [DONE] or the failure came.
 func readEvents(body io.Reader, since func() time.Duration) ([]event, time.Duration, error) {
 	var p parser
 	buffer := make([]byte, readBuffer)
@@ -67,10 +68,9 @@ func readEvents(body io.Reader, since func() time.Duration) ([]event, time.Durat
 type parser struct {
 	events []event
 	line   []byte        // the part of a line that has come
-	lineAt time.Duration // when its first byte came
 	data   []byte        // of the event that is being read
 	open   bool          // the event has a data field
-	at     time.Duration // when the first byte of its first data line came
+	at     time.Duration // when its latest data line was whole
 	done   bool
 	doneAt time.Duration
 }
@@ -86,9 +86,6 @@ func (p *parser) end(now time.Duration) time.Duration {
 // feed takes the bytes of one read.
 func (p *parser) feed(chunk []byte, at time.Duration) error {
 	for len(chunk) > 0 && !p.done {
-		if len(p.line) == 0 {
-			p.lineAt = at
-		}
 		head, rest, whole := bytes.Cut(chunk, []byte{'\n'})
 		if len(p.line)+len(head) > LineMax {
 			return errLine
@@ -98,7 +95,7 @@ func (p *parser) feed(chunk []byte, at time.Duration) error {
 			return nil
 		}
 		chunk = rest
-		err := p.take(bytes.TrimSuffix(p.line, []byte{'\r'}))
+		err := p.take(bytes.TrimSuffix(p.line, []byte{'\r'}), at)
 		p.line = p.line[:0]
 		if err != nil {
 			return err
@@ -107,8 +104,8 @@ func (p *parser) feed(chunk []byte, at time.Duration) error {
 	return nil
 }
 
-// take handles one whole line. An empty one ends the event; comments and fields other than data are nothing to a completion.
-func (p *parser) take(line []byte) error {
+// take handles one line that was whole at a time. An empty one ends the event; comments and fields other than data are nothing to a completion.
+func (p *parser) take(line []byte, at time.Duration) error {
 	if len(line) == 0 {
 		return p.dispatch()
 	}
@@ -119,9 +116,8 @@ func (p *parser) take(line []byte) error {
 	value = bytes.TrimPrefix(value, []byte{' '})
 	if p.open {
 		p.data = append(p.data, '\n')
-	} else {
-		p.open, p.at = true, p.lineAt
 	}
+	p.open, p.at = true, at
 	if len(p.data)+len(value) > LineMax {
 		return errLine
 	}
