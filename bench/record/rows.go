@@ -122,7 +122,8 @@ type Verdict string
 const (
 	EngineReproduces Verdict = "engine_reproduces" // the engine alone gives both outputs: cold like cold, its own hit like the differing one
 	EngineUnstable   Verdict = "engine_unstable"   // the engine alone does not give the cold output again
-	Unexplained      Verdict = "unexplained"       // the engine alone gives the cold output in both states: suspect the cache
+	OtherBoundary    Verdict = "other_boundary"    // the engine's own hit ends at another token, so it can neither clear nor accuse the cache
+	Unexplained      Verdict = "unexplained"       // the engine alone gives another output although it reuses as many tokens: suspect the cache
 	NotRun           Verdict = "not_run"           // the control could not be made; Why says it
 )
 

@@ -99,9 +99,9 @@ func byItself(d difference) (verdict record.Verdict, why string, known bool) {
 		return "", "", false
 	}
 	if d.row.Source == record.Miss {
-		return record.EngineUnstable, "the engine alone computed the whole prompt again and gave another text: no external cache was there", true
+		return record.EngineUnstable, "it computed the whole prompt again, without an external cache", true
 	}
-	return record.EngineReproduces, "the engine alone gave both texts: no external cache was there", true
+	return record.EngineReproduces, "both texts are of the engine without an external cache", true
 }
 
 // keepVerdict writes an attribution for a difference.
@@ -120,10 +120,10 @@ func (r *run) control(ctx context.Context, pass int, all []difference) error {
 		return errors.Join(r.failed(ctx, at, err), r.unattributed(ctx, all, err))
 	}
 	err = s.warmUp(inner)
-	texts := map[string][2]record.Sample{} // of the control, by prompt: one prompt that differs twice is asked for once
+	pairs := map[string]pair{} // by prompt: one prompt that differs twice is asked for once
 	for i := range all {
 		if err == nil {
-			err = s.controlOne(inner, at, all[i], texts)
+			err = s.controlOne(inner, at, all[i], pairs)
 		}
 		if err != nil {
 			err = errors.Join(r.failed(ctx, at, err), r.unattributed(ctx, all[i:], err))
@@ -145,42 +145,88 @@ func (r *run) unattributed(ctx context.Context, all []difference, cause error) e
 	return errors.Join(errs...)
 }
 
+// pair is what the engine alone says to one prompt: cold, and as a hit.
+type pair struct{ cold, hit record.Sample }
+
 // controlOne asks the engine alone for one prompt, cold and as a hit of its own, and keeps the verdict.
-func (s *stage) controlOne(ctx context.Context, at record.Place, d difference, texts map[string][2]record.Sample) error {
+func (s *stage) controlOne(ctx context.Context, at record.Place, d difference, pairs map[string]pair) error {
 	name, tokens := s.promptOf(&d.row)
-	pair, known := texts[name]
+	p, known := pairs[name]
 	if !known {
 		place := at
 		place.Length, place.Prefix, place.Variant = d.row.Length, d.row.Prefix, d.row.Variant
 		place.Cell = at.Cell + "/" + name
 		q := query{place: place, phase: record.Control, prompt: d.row.PromptIndex, tokens: tokens, output: s.ask.OutputTokens}
-		for i := range pair {
-			row, err := s.serial(ctx, q)
-			if err != nil {
-				return err
-			}
-			pair[i] = row
+		var err error
+		if p.cold, err = s.serial(ctx, q); err != nil {
+			return err
 		}
-		texts[name] = pair
+		if err = s.beforeHit(ctx, q, name); err != nil {
+			return err
+		}
+		if p.hit, err = s.serial(ctx, q); err != nil {
+			return err
+		}
+		pairs[name] = p
 	}
-	verdict, why := judge(d, pair[0], pair[1])
-	return s.keepVerdict(d, record.Attribution{Verdict: verdict, Why: why, ControlCold: pair[0].Text, ControlHit: pair[1].Text})
+	verdict, why := judge(d, p)
+	return s.keepVerdict(d, record.Attribution{Verdict: verdict, Why: why, ControlCold: p.cold.Text, ControlHit: p.hit.Text})
 }
 
-// judge compares what the engine alone says with a difference.
-func judge(d difference, cold, hit record.Sample) (verdict record.Verdict, why string) {
-	switch {
-	case cold.Error != "" || hit.Error != "":
-		return record.NotRun, strings.TrimSpace("the control's requests failed: " + cold.Error + " " + hit.Error)
-	case cold.Text != d.cold:
-		return record.EngineUnstable, "the engine alone gives the cold prompt another text than before"
-	case hit.Text == d.row.Text:
-		return record.EngineReproduces, ""
-	case hit.Text == cold.Text:
-		return record.Unexplained, "the engine alone gives one text, cold and as a hit: only the external cache made the other"
-	default:
-		return record.EngineUnstable, "the engine alone gives a hit a third text"
+// beforeHit brings device memory into the state in which the engine's own hit ends where the differing sample's did, as far as the engine alone can be
+// brought there. In general it is what the cold request left: all pages but the one with the last token. SGLang restores the same pages, and so does
+// vLLM where a prompt's last page is not full or a connector leaves that page out. A partial prompt was restored as far as the prompt that was seen before it
+// goes: that one is asked for anew after pressure, so that the control's hit ends with it, too, and uses KV that was computed in the same request.
+//
+// A hit in the midst of a prompt that was computed whole, and one that leaves a single token of a full last page (what vLLM's connectors
+// restore, alone or as the tail of a hit in device memory), cannot be made on the engine alone: vLLM always computes the page with the last token. Nor can
+// the batches of a burst or a window. There the verdict is OtherBoundary, or says what ran beside the sample.
+func (s *stage) beforeHit(ctx context.Context, q query, name string) error {
+	if q.place.Workload != Partial {
+		return nil
 	}
+	if err := s.pressure(ctx, q.place, name); err != nil {
+		return err
+	}
+	q.phase = record.Prepare
+	q.tokens, _ = s.prompts.partialPrompts(partialKeyOf(q.place), s.ask.PageSize)
+	_, err := s.serial(ctx, q)
+	return err
+}
+
+// judge compares what the engine alone says with a difference. An answer depends on where reuse ends, as the kernels that compute the rest round by its
+// shape: what the engine says at one boundary neither clears nor accuses a cache at another.
+func judge(d difference, p pair) (verdict record.Verdict, why string) {
+	own := "equals its cold answer"
+	if p.hit.Text != p.cold.Text {
+		own = "differs from its cold answer, too"
+	}
+	reused := d.row.CachedTokens
+	switch {
+	case p.cold.Error != "" || p.hit.Error != "":
+		return record.NotRun, strings.TrimSpace("the control's requests failed: " + p.cold.Error + " " + p.hit.Error)
+	case p.cold.Text != d.cold:
+		return record.EngineUnstable, "the engine alone gives the cold prompt another text than before" + beside(&d.row)
+	case p.hit.Text == d.row.Text:
+		return record.EngineReproduces, ""
+	case reused == 0:
+		return record.Unexplained, "it reused nothing, as the engine alone in its cold answer, which is another" + beside(&d.row)
+	case reused < 0 || p.hit.CachedTokens < 0:
+		return record.Unexplained, "the answers do not say how many tokens they reused; the engine's own hit " + own + beside(&d.row)
+	case reused != p.hit.CachedTokens:
+		return record.OtherBoundary, fmt.Sprintf("it reused %d tokens and the engine's own hit %d, which %s: "+
+			"the rest was computed in another shape, so that rounding may explain it; no proof for or against the cache", reused, p.hit.CachedTokens, own)
+	default:
+		return record.Unexplained, fmt.Sprintf("the engine alone reuses the same %d tokens and gives another text; its hit %s%s", reused, own, beside(&d.row))
+	}
+}
+
+// beside says of a sample that ran in a batch that its control did not.
+func beside(row *record.Sample) string {
+	if row.Concurrency <= 1 {
+		return ""
+	}
+	return fmt.Sprintf("; it ran beside up to %d others, and the control alone", row.Concurrency-1)
 }
 
 // promptOf draws the prompt of a row again, from its place alone.

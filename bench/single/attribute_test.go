@@ -1,6 +1,7 @@
 package single
 
 import (
+	"strings"
 	"testing"
 
 	"orbitkv/bench/launch"
@@ -75,22 +76,61 @@ func TestAControlThatCannotStartLeavesTheDifferenceNotRun(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	row := func(text, failure string) record.Sample { return record.Sample{Text: text, Error: failure} }
+	row := func(text string, reused int) record.Sample {
+		return record.Sample{Text: text, Evidence: record.Evidence{CachedTokens: reused}}
+	}
+	refused := record.Sample{Error: "refused"}
+	differs := row("differs", 960)
 	for _, test := range []struct {
-		cold, hit record.Sample
-		want      record.Verdict
+		name           string
+		row, cold, hit record.Sample
+		want           record.Verdict
+		why            []string
 	}{
-		{row("cold", ""), row("differs", ""), record.EngineReproduces},
-		{row("cold", ""), row("cold", ""), record.Unexplained},
-		{row("cold", ""), row("third", ""), record.EngineUnstable},
-		{row("other", ""), row("other", ""), record.EngineUnstable},
-		{row("differs", ""), row("cold", ""), record.EngineUnstable},
-		{row("", "refused"), row("cold", ""), record.NotRun},
-		{row("cold", ""), row("", "refused"), record.NotRun},
+		{"its own hit says the same", differs, row("cold", 0), row("differs", 960), record.EngineReproduces, nil},
+		{"its own hit says the same elsewhere", row("differs", 1023), row("cold", 0), row("differs", 960), record.EngineReproduces, nil},
+		{"one text in both states", differs, row("cold", 0), row("cold", 960), record.Unexplained, []string{"the same 960 tokens", "equals its cold answer"}},
+		{"a third text", differs, row("cold", 0), row("third", 960), record.Unexplained, []string{"the same 960 tokens", "differs from its cold answer, too"}},
+		{"another boundary", row("differs", 1023), row("cold", 0), row("cold", 960), record.OtherBoundary, []string{"1023 tokens", "hit 960", "equals its cold answer", "no proof for or against"}},
+		{"another boundary, a third text", row("differs", 1024), row("cold", 0), row("third", 960), record.OtherBoundary, []string{"1024 tokens", "hit 960", "differs from its cold answer, too"}},
+		{"a shorter one", row("differs", 512), row("cold", 0), row("third", 960), record.OtherBoundary, []string{"512 tokens", "hit 960"}},
+		{"nothing reused", row("differs", 0), row("cold", 0), row("third", 960), record.Unexplained, []string{"reused nothing", "cold answer"}},
+		{"the answer does not say", row("differs", -1), row("cold", 0), row("third", 960), record.Unexplained, []string{"do not say how many"}},
+		{"the control does not say", differs, row("cold", -1), row("third", -1), record.Unexplained, []string{"do not say how many"}},
+		{"another cold text", differs, row("other", 0), row("other", 960), record.EngineUnstable, []string{"another text than before"}},
+		{"another cold text before all else", row("differs", 1023), row("other", 0), row("differs", 960), record.EngineUnstable, []string{"another text than before"}},
+		{"no cold answer", differs, refused, row("differs", 960), record.NotRun, []string{"refused"}},
+		{"no hit", differs, row("cold", 0), refused, record.NotRun, []string{"refused"}},
 	} {
-		got, why := judge(difference{row: row("differs", ""), cold: "cold"}, test.cold, test.hit)
+		got, why := judge(difference{row: test.row, cold: "cold"}, pair{test.cold, test.hit})
 		if got != test.want || (why == "") != (got == record.EngineReproduces) {
-			t.Errorf("cold %q, hit %q: %s (%s), want %s", test.cold.Text, test.hit.Text, got, why, test.want)
+			t.Errorf("%s: %s (%s), want %s", test.name, got, why, test.want)
+		}
+		for _, word := range test.why {
+			if !strings.Contains(why, word) {
+				t.Errorf("%s: %q does not say %q", test.name, why, word)
+			}
+		}
+	}
+	differs.Concurrency = 8
+	if _, why := judge(difference{row: differs, cold: "cold"}, pair{row("cold", 0), row("cold", 960)}); !strings.Contains(why, "beside up to 7 others") {
+		t.Errorf("%q does not say that the sample ran in a burst", why)
+	}
+}
+
+func TestAHitThatEndsWhereTheEnginesOwnCannotIsNoProof(t *testing.T) {
+	const request = "orbitkv-p0-latency-256-0-after_pressure"
+	r := newRig(t, rule{request, restoreTail}, rule{request, otherText})
+	run, err := r.measure(r.small())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(run.Attributions) != 1 || run.Attributions[0].Verdict != record.OtherBoundary {
+		t.Fatalf("attributions %+v", run.Attributions)
+	}
+	for _, word := range []string{"255 tokens", "hit 192", "equals its cold answer"} {
+		if !strings.Contains(run.Attributions[0].Why, word) {
+			t.Errorf("%q does not say %q", run.Attributions[0].Why, word)
 		}
 	}
 }

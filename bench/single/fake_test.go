@@ -28,6 +28,7 @@ const (
 	fallBack     = "fall_back"       // the counters fall
 	cancelRun    = "cancel_run"      // whoever runs the measurement ends it
 	holdAnswer   = "hold_the_answer" // the answer never ends
+	restoreTail  = "restore_tail"    // all but the last token is restored, as by the connectors of vLLM
 )
 
 // rule is one line of a script.
@@ -206,6 +207,9 @@ func (f *fakeEngine) count(id string, tokens []int, output int) (device, externa
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	device, external = f.look(tokens)
+	if f.does(id, restoreTail) {
+		external = len(tokens) - 1 - device
+	}
 	f.prompts[id] = strings.Join(f.keys(tokens), "")
 	cached = device + external
 	switch {

@@ -40,6 +40,21 @@ func TestAHitWithoutEvidenceIsUnverified(t *testing.T) {
 	}
 }
 
+func TestAChangedOutputAtTheEnginesOwnBoundaryIsUnexplained(t *testing.T) {
+	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+		row, run, err := liedAbout(t, engine, otherText)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(run.Attributions) != 1 || run.Attributions[0].Request != row.Request || run.Attributions[0].Verdict != record.Unexplained {
+			t.Fatalf("%s: attributions %+v", engine, run.Attributions)
+		}
+		if why := run.Attributions[0].Why; !strings.Contains(why, "the same 192 tokens") {
+			t.Errorf("%s: %q does not say where reuse ended", engine, why)
+		}
+	}
+}
+
 func TestTextThatIsEmptyIsNoFirstText(t *testing.T) {
 	for _, engine := range []string{launch.VLLM, launch.SGLang} {
 		row, _, err := liedAbout(t, engine, emptyFirst)

@@ -2,6 +2,7 @@ package single
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +47,15 @@ func TestAPartialHitWithAnotherTextIsAttributed(t *testing.T) {
 	}
 	if len(run.Attributions) != 1 || run.Attributions[0].Verdict != record.Unexplained || run.Attributions[0].ColdText == "" {
 		t.Errorf("attributions %+v", run.Attributions)
+	}
+	var reused []int
+	for i := range run.Samples {
+		if s := &run.Samples[i]; s.Phase == record.Control {
+			reused = append(reused, s.CachedTokens)
+		}
+	}
+	if !slices.Equal(reused, []int{0, 256}) {
+		t.Errorf("the control reused %v tokens, want none and then the half that the differing sample reused", reused)
 	}
 }
 
