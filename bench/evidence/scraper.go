@@ -40,7 +40,8 @@ type Scraper struct {
 // LMCache daemon.
 func NewScraper(engine, engineURL, managerURL, serviceURL string) *Scraper {
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: 4 * time.Second}
-	s := &Scraper{http: &http.Client{Transport: transport, Timeout: ReadLimit}}
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // Counters of another server are no evidence.
+	s := &Scraper{http: &http.Client{Transport: transport, Timeout: ReadLimit, CheckRedirect: stay}}
 	name := map[string]string{load.VLLM: "vLLM", load.SGLang: "SGLang"}[engine]
 	s.add(source{name, engineURL, engineWatched(engine)})
 	if managerURL != "" {

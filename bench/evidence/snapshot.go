@@ -13,8 +13,12 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// MetricsMax bounds one page of metrics, bytes.
-const MetricsMax = 8 << 20
+const (
+	// MetricsMax bounds one page of metrics, bytes.
+	MetricsMax = 8 << 20
+	// ValueMax bounds what a metric says, below zero too: no count of bytes comes near it, and every difference of two values is a number.
+	ValueMax = 1 << 62
+)
 
 // Snapshot is one look at every watched metric. A name stands for the sum over its series; where a label tells sources apart the name carries
 // it, as in name{label="value"}. A metric that nobody serves has no entry.
@@ -54,8 +58,8 @@ func collect(page io.Reader, watched []watch, values map[string]float64) error {
 			found = true
 			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetUntyped().GetValue()
 		}
-		if math.IsNaN(sum) || math.IsInf(sum, 0) {
-			return fmt.Errorf("its %s is %g", w.key(), sum)
+		if !(math.Abs(sum) <= ValueMax) {
+			return fmt.Errorf("its %s is %g, which no count can be", w.key(), sum)
 		}
 		if found {
 			values[w.key()] = sum

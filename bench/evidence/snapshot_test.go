@@ -2,6 +2,8 @@ package evidence
 
 import (
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -33,6 +35,20 @@ vllm:ttft_count 1
 	want := map[string]float64{vllmPrompt: 1536, vllmLocal: 11, series(vllmBySource, "source", "local_compute"): 7, "vllm:num_requests_running": 2}
 	if !maps.Equal(values, want) {
 		t.Errorf("values %v, want %v", values, want)
+	}
+}
+
+// TestCountersOfAnotherServerAreNoEvidence lets a source point to another page of counters.
+func TestCountersOfAnotherServerAreNoEvidence(t *testing.T) {
+	t.Parallel()
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(vllmPrompt + " 1\n")) }))
+	defer other.Close()
+	engine := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusFound))
+	defer engine.Close()
+	s := NewScraper(load.VLLM, engine.URL, "", "")
+	defer s.Close()
+	if look, err := s.Read(t.Context()); err == nil || !strings.Contains(err.Error(), "status 302") {
+		t.Errorf("%v, %v", look, err)
 	}
 }
 
@@ -70,6 +86,7 @@ func TestPagesThatAreNone(t *testing.T) {
 	t.Parallel()
 	holds(t, collect(strings.NewReader("<html>"), vllmWatched, map[string]float64{}), "not understood")
 	holds(t, collect(strings.NewReader(vllmPrompt+" NaN\n"), vllmWatched, map[string]float64{}), vllmPrompt+" is NaN")
+	holds(t, collect(strings.NewReader(vllmPrompt+" -1e308\n"), vllmWatched, map[string]float64{}), vllmPrompt+" is -1e+308")
 	endless := strings.NewReader(strings.Repeat("# a comment\n", MetricsMax/10))
 	holds(t, collect(endless, vllmWatched, map[string]float64{}), "longer than 8388608 bytes")
 }

@@ -15,11 +15,12 @@ import (
 
 // script is what a fake engine writes for one request: each string is flushed by itself, and each gate is awaited before the next one.
 type script struct {
-	status int
-	pieces []string
-	gates  map[int]<-chan struct{} // before the piece of that index
-	cut    bool                    // the connection is broken after the last piece
-	delay  func(piece int)         // called after a piece was flushed
+	status  int
+	headers map[string]string
+	pieces  []string
+	gates   map[int]<-chan struct{} // before the piece of that index
+	cut     bool                    // the connection is broken after the last piece
+	delay   func(piece int)         // called after a piece was flushed
 }
 
 // fakeEngine serves scripts in order, and keeps what it was asked.
@@ -64,6 +65,9 @@ func serve(t *testing.T, scripts ...script) *fakeEngine {
 
 // play writes a script to one answer.
 func (s script) play(w http.ResponseWriter) {
+	for name, value := range s.headers {
+		w.Header().Set(name, value)
+	}
 	if s.status != 0 {
 		w.WriteHeader(s.status)
 	}
