@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,7 +155,7 @@ func sglangCommand(s *Spec, at layout) []string {
 func sglangBackend(s *Spec, at layout, files map[string]string) []string {
 	switch s.Backend {
 	case CPU:
-		return []string{"--enable-hierarchical-cache", "--hicache-size", strconv.Itoa(wholeGiB(s)), "--hicache-write-policy", "write_through"}
+		return []string{"--enable-hierarchical-cache", "--hicache-size", wholeGiB(s), "--hicache-write-policy", "write_through"}
 	case OrbitKV:
 		return []string{"--radix-cache-backend", "orbitkv", "--enable-unified-cache-external-linker"}
 	case LMCache:
@@ -183,7 +184,7 @@ func addBackendEnvironment(to map[string]string, s *Spec, at layout) {
 			to["ORBITKV_TRACE_TRANSFERS"] = "1"
 		}
 	case FlexKV:
-		to["FLEXKV_CPU_CACHE_GB"] = strconv.Itoa(wholeGiB(s))
+		to["FLEXKV_CPU_CACHE_GB"] = wholeGiB(s)
 		to["FLEXKV_SERVER_RECV_PORT"] = "ipc://" + filepath.Join(at.folder, "flexkv")
 		for _, off := range []string{"FLEXKV_SSD_CACHE_GB", "FLEXKV_ENABLE_GDS", "FLEXKV_ENABLE_MPS", "FLEXKV_ENABLE_METRICS"} {
 			to[off] = "0"
@@ -232,8 +233,11 @@ var notedPrefixes = []string{
 	"LMCACHE_", "FLEXKV_", "HF_", "TRANSFORMERS_", "XDG_RUNTIME_DIR", "VIRTUAL_ENV",
 }
 
-// secretWords are in the names of variables whose values must not be kept.
-var secretWords = []string{"TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL"}
+// secretWords are in the names of variables whose values must not be kept, in letters of either case.
+var secretWords = []string{"TOKEN", "SECRET", "PASS", "KEY", "CREDENTIAL", "AUTH"}
+
+// userOfURL is the part of a URL that names a user or holds a password.
+var userOfURL = regexp.MustCompile(`://[^/\s@]*@`)
 
 // environmentOf returns the whole environment of a process, and that part of it which is kept with the launch.
 func environmentOf(inherited []string, set map[string]string) (whole []string, kept map[string]string) {
@@ -245,7 +249,7 @@ func environmentOf(inherited []string, set map[string]string) (whole []string, k
 		}
 		whole = append(whole, entry)
 		if matters(name) {
-			kept[name] = value
+			kept[name] = userOfURL.ReplaceAllString(value, "://(not kept)@")
 		}
 	}
 	for name, value := range set {
@@ -258,10 +262,18 @@ func environmentOf(inherited []string, set map[string]string) (whole []string, k
 // matters says whether a variable is kept with the launch.
 func matters(name string) bool {
 	return slices.ContainsFunc(notedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) &&
-		!slices.ContainsFunc(secretWords, func(word string) bool { return strings.Contains(name, word) })
+		!slices.ContainsFunc(secretWords, func(word string) bool { return strings.Contains(strings.ToUpper(name), word) })
 }
 
 func hostBytes(s *Spec) int64 { return int64(s.Options.HostGiB * gib) }
 
-// wholeGiB is the host memory for programs that take whole GiB alone: never more than was asked for, but at least one.
-func wholeGiB(s *Spec) int { return max(1, int(s.Options.HostGiB)) }
+// TakesWholeGiB says whether a backend of an engine can be given whole GiB of host memory alone.
+func TakesWholeGiB(engine, backend string) bool {
+	return backend == FlexKV || engine == SGLang && backend == CPU
+}
+
+// WholeGiB is the host memory of such a backend, GiB: never more than was asked for, but at least one.
+func WholeGiB(hostGiB float64) float64 { return math.Max(1, math.Floor(hostGiB)) }
+
+// wholeGiB writes it for a command line or a variable.
+func wholeGiB(s *Spec) string { return strconv.FormatFloat(WholeGiB(s.Options.HostGiB), 'f', 0, 64) }

@@ -115,14 +115,17 @@ func TestSpecsThatCannotBeStarted(t *testing.T) {
 func TestEnvironment(t *testing.T) {
 	inherited := []string{
 		"HOME=/home/x", "PYTHONPATH=/src", "PYTHONHASHSEED=7", "HF_TOKEN=secret", "ORBITKV_CONFIG=/etc/other.json", "VLLM_BATCH_INVARIANT=1", "OMP_NUM_THREADS=4",
+		"LMCACHE_REDIS_PASSWD=secret", "LMCACHE_http_auth=secret", "HF_ENDPOINT=https://me:secret@mirror.example/hub",
 	}
 	whole, kept := environmentOf(inherited, map[string]string{"PYTHONHASHSEED": "0", "ORBITKV_SOCKET": "/private/orbitkv.sock"})
 	slices.Sort(whole)
-	want := []string{"HF_TOKEN=secret", "HOME=/home/x", "OMP_NUM_THREADS=4", "ORBITKV_SOCKET=/private/orbitkv.sock", "PYTHONHASHSEED=0", "PYTHONPATH=/src"}
+	want := []string{
+		"HF_ENDPOINT=https://me:secret@mirror.example/hub", "HF_TOKEN=secret", "HOME=/home/x", "LMCACHE_REDIS_PASSWD=secret", "LMCACHE_http_auth=secret", "OMP_NUM_THREADS=4", "ORBITKV_SOCKET=/private/orbitkv.sock", "PYTHONHASHSEED=0", "PYTHONPATH=/src",
+	}
 	if !slices.Equal(whole, want) {
 		t.Errorf("the environment is %q; want %q", whole, want)
 	}
-	wantKept := map[string]string{"OMP_NUM_THREADS": "4", "ORBITKV_SOCKET": "/private/orbitkv.sock", "PYTHONHASHSEED": "0", "PYTHONPATH": "/src"}
+	wantKept := map[string]string{"HF_ENDPOINT": "https://(not kept)@mirror.example/hub", "OMP_NUM_THREADS": "4", "ORBITKV_SOCKET": "/private/orbitkv.sock", "PYTHONHASHSEED": "0", "PYTHONPATH": "/src"}
 	if !maps.Equal(kept, wantKept) {
 		t.Errorf("kept is %q; want %q", kept, wantKept)
 	}

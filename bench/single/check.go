@@ -285,6 +285,12 @@ func (a *Ask) notes(m record.Model) []string {
 		all = append(all, fmt.Sprintf("a prompt of %d tokens and its pressure need %.2f GiB of external memory and %g are given: the prompt may be gone before it is asked for again",
 			longest, need, a.HostGiB))
 	}
+	for _, backend := range a.Backends {
+		if whole := launch.WholeGiB(a.HostGiB); launch.TakesWholeGiB(a.Engine, backend) && whole != a.HostGiB {
+			all = append(all, fmt.Sprintf("%s takes whole GiB alone and has %g of host memory, the other backends %g: name a whole --%s to compare them",
+				backend, whole, a.HostGiB, FlagHostGiB))
+		}
+	}
 	if device := float64(a.GPUTokens) * float64(m.BytesPerToken) / (1 << 30); device > a.HostGiB {
 		all = append(all, fmt.Sprintf("device memory holds %.2f GiB of KV and the external cache %g: it is the smaller one", device, a.HostGiB))
 	}

@@ -169,3 +169,27 @@ func TestVLLMOnAGPURunsAsManyRequestsAsItsGraphsNeed(t *testing.T) {
 		}
 	}
 }
+
+func TestNotesTellOfABackendThatTakesWholeGiB(t *testing.T) {
+	ask := sound()
+	ask.complete()
+	model := record.Model{BytesPerToken: 1}
+	for _, test := range []struct {
+		engine, backend string
+		host            float64
+		want            string
+	}{
+		{launch.SGLang, launch.CPU, 0.25, "cpu takes whole GiB alone and has 1 of host memory, the other backends 0.25"},
+		{launch.SGLang, launch.CPU, 2.5, "has 2 of host memory, the other backends 2.5"},
+		{launch.VLLM, launch.FlexKV, 0.5, "flexkv takes whole GiB"},
+		{launch.VLLM, launch.CPU, 0.25, ""},
+		{launch.SGLang, launch.OrbitKV, 0.25, ""},
+		{launch.SGLang, launch.CPU, 16, ""},
+	} {
+		ask.Engine, ask.Backends, ask.HostGiB = test.engine, []string{launch.Native, test.backend}, test.host
+		notes := strings.Join(ask.notes(model), "\n")
+		if !strings.Contains(notes, test.want) || test.want == "" && notes != "" {
+			t.Errorf("%s with %s and %g GiB: the notes say %q, want %q", test.engine, test.backend, test.host, notes, test.want)
+		}
+	}
+}
