@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"orbitkv/bench/evidence"
@@ -57,13 +58,13 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 	}
 	begun := r.host.Now()
 	r.progress.step(fmt.Sprintf("starting %s, pass %d", name, pass))
-	var noted error
+	var notes noted
 	stack, err := r.host.Start(ctx, launch.Spec{
 		Options: r.ask.Options, Backend: backend, Pass: pass, Attempt: r.dir.Attempt(), Control: control, Manager: r.host.Program,
 		MaxModelLen: r.ask.longest(), MaxSeqs: r.ask.seqs(), LogPath: logs, Model: r.model,
-	}, func(l record.Launch) { noted = errors.Join(noted, r.note(l)) })
-	if err == nil && noted != nil {
-		err = errors.Join(noted, stack.Stop())
+	}, func(l record.Launch) { notes.add(r.note(l)) })
+	if failed := notes.err(); err == nil && failed != nil {
+		err = errors.Join(failed, stack.Stop())
 	}
 	if err != nil {
 		return nil, nil, nil, r.startFailure(ctx, err, logs(launch.PartEngine))
@@ -104,6 +105,24 @@ func (r *run) startFailure(ctx context.Context, err error, log string) error {
 		return &broken{"start", failed.Part, failed.Reason, r.inside(failed.Log)}
 	}
 	return &broken{"start", launch.PartEngine, err.Error(), ""}
+}
+
+// noted collects what failed while launches were noted; the watch of each process notes its end.
+type noted struct {
+	mu     sync.Mutex
+	failed error
+}
+
+func (n *noted) add(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.failed = errors.Join(n.failed, err)
+}
+
+func (n *noted) err() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.failed
 }
 
 // note keeps a launch, or what became of one.
