@@ -1,9 +1,12 @@
 package launch
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -64,6 +67,19 @@ func TestFoldersThatAreNoModel(t *testing.T) {
 	}
 	if _, err := ReadModel(folder); err == nil || !strings.Contains(err.Error(), "does not tell layers") {
 		t.Errorf("a model without attention: %v", err)
+	}
+	for word, put := range map[string]func(string) error{
+		"is no ordinary file":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"at most 4194304 are read": func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40)) },
+		"too many levels":          func(path string) error { return os.Symlink(path, path) },
+	} {
+		folder := t.TempDir()
+		if err := put(filepath.Join(folder, "config.json")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadModel(folder); err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("%v; want it to say %q", err, word)
+		}
 	}
 }
 
@@ -150,6 +166,7 @@ func TestProbe(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"true", "unexpected end of JSON input"},
 		{"echo '{}'", "names no Python"},
+		{`echo '{"python": "cpython 3", "link_bytes_per_s": -5}'`, "a link of -5 bytes"},
 		{"echo 'SyntaxError: invalid syntax' >&2; exit 1", `exit status 1, and the last that it said was "SyntaxError: invalid syntax"`},
 	} {
 		_, err := RunProbe(t.Context(), program(c.text), OnCPU)
@@ -159,5 +176,39 @@ func TestProbe(t *testing.T) {
 	}
 	if _, err := RunProbe(t.Context(), filepath.Join(folder, "absent"), OnCPU); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("a program that is not there: %v", err)
+	}
+}
+
+// TestAProbeLeavesNothing runs programs that start another process, one that ends and one that is broken off.
+func TestAProbeLeavesNothing(t *testing.T) {
+	folder := t.TempDir()
+	pids := filepath.Join(folder, "pids")
+	t.Setenv(pidsVariable, pids)
+	for name, text := range map[string]string{
+		"ended":      `setsid sleep 1000 >/dev/null 2>&1 & echo $! >>$` + pidsVariable + `; echo '{"python": "cpython 3"}'`,
+		"broken off": `sleep 1000 & echo $! >>$` + pidsVariable + `; wait`,
+	} {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(pids); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := RunProbe(ctx, path, OnCPU)
+			ended <- err
+		}()
+		left := tree(t, pids, 1)
+		if name == "broken off" {
+			cancel()
+		}
+		if err := <-ended; (err != nil) != (ctx.Err() != nil) || err != nil && strings.Contains(err.Error(), "name the interpreter") {
+			t.Errorf("%s: %v", name, err)
+		}
+		cancel()
+		awaitGone(t, left)
 	}
 }

@@ -11,6 +11,9 @@ import (
 	"orbitkv/bench/record"
 )
 
+// configBytesMax bounds a config.json.
+const configBytesMax = 4 << 20
+
 // valueBytes is the size of a value of KV: every engine is started with 16-bit floats.
 const valueBytes = 2
 
@@ -31,7 +34,7 @@ type modelConfig struct {
 // ReadModel reads a model's shape from the config.json in its folder.
 func ReadModel(path string) (record.Model, error) {
 	file := filepath.Join(path, "config.json")
-	text, err := os.ReadFile(file)
+	text, err := readConfig(file)
 	if err != nil {
 		return record.Model{}, fmt.Errorf("launch: %s is no folder of a model, which holds a config.json: %w", path, err)
 	}
@@ -67,4 +70,18 @@ func ReadModel(path string) (record.Model, error) {
 		Path: path, Type: c.Type, Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Vocabulary: c.Vocabulary, Positions: c.Positions,
 		BytesPerToken: c.Layers * perLayer, ConfigSHA256: hex.EncodeToString(sum[:]),
 	}, nil
+}
+
+// readConfig reads a file that must be an ordinary one of ordinary size: another might have no end, or no writer.
+func readConfig(file string) ([]byte, error) {
+	info, err := os.Stat(file)
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is no ordinary file", file)
+	case info.Size() > configBytesMax:
+		return nil, fmt.Errorf("%s has %d bytes, at most %d are read", file, info.Size(), configBytesMax)
+	}
+	return os.ReadFile(file)
 }

@@ -6,10 +6,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 )
 
-// tailBytes is how much of a log is read for the reason of an end.
-const tailBytes = 512 << 10
+const (
+	tailBytes   = 512 << 10 // of a log that are read for the reason of an end
+	reasonRunes = 1000      // of the reason
+)
 
 // tailOf reads the end of a log, nothing before an offset; one that cannot be read is empty.
 func tailOf(path string, from int64) string {
@@ -47,9 +50,10 @@ var echoes = []string{
 const tracebackHead = "Traceback (most recent call last):"
 
 // lastReason finds the line of a log that says why the program ended: the end of the last traceback that is not the echo of another
-// process's end, else the last line that speaks of an error, else the last line.
-func lastReason(log string) string {
-	lines := bareLines(log)
+// process's end, else the last line that speaks of an error, else the last line. It is fit for a terminal.
+func lastReason(log string) string { return plain(reasonOf(bareLines(log))) }
+
+func reasonOf(lines []logLine) string {
 	ends := tracebackEnds(lines)
 	slices.Reverse(ends)
 	for _, end := range ends {
@@ -74,6 +78,23 @@ func lastReason(log string) string {
 		}
 	}
 	return last
+}
+
+// plain cuts a line that has no end, and makes visible what would move a terminal's cursor, change its colours or turn its text round.
+func plain(line string) string {
+	line = strings.Map(func(r rune) rune {
+		switch {
+		case r == '\t':
+			return ' '
+		case !unicode.IsPrint(r):
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(line, "?"))
+	if runes := []rune(line); len(runes) > reasonRunes {
+		return string(runes[:reasonRunes]) + "..."
+	}
+	return line
 }
 
 // logLine is a line without its prefixes. Its indentation stays: it tells a traceback's frames from its end.

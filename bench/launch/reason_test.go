@@ -1,6 +1,9 @@
 package launch
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // vllmDeath is the shape of vLLM's log when a process of it cannot be started: the reason first, then the echo of the process above.
 const vllmDeath = `INFO 11-29 20:00:01 [api_server.py:100] vLLM server version 0.29.0
@@ -49,6 +52,8 @@ func TestLastReason(t *testing.T) {
 		{"a wrong flag", "usage: server [-h]\nserver: error: unrecognized arguments: --nonsense\n", "server: error: unrecognized arguments: --nonsense"},
 		{"a line of error before others", "\x1b[31mERROR 11-29 20:00:02 [a.py:1] no such device\x1b[0m\nINFO 11-29 20:00:03 [a.py:2] bye\n", "no such device"},
 		{"the Manager", "time=2026-11-29T20:00:00Z level=INFO msg=start\norbitkv: --pool-size: 5 is too small: give at least 1mib\n", "orbitkv: --pool-size: 5 is too small: give at least 1mib"},
+		{"a line that is no text", "\x1b]0;title\x07\x1b[2Jerror:\tbad \u202e thing\x00\xff\n", "?]0;title?error: bad ? thing??"},
+		{"a line without end", "error: " + strings.Repeat("é", tailBytes), "error: " + strings.Repeat("é", reasonRunes-7) + "..."},
 		{"nothing", "\n\n", ""},
 	} {
 		if got := lastReason(c.log); got != c.want {

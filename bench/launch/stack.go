@@ -138,7 +138,10 @@ func (k *Stack) await(ctx context.Context, c *child) error {
 	defer limit.Stop()
 	tick := time.NewTicker(readyEvery)
 	defer tick.Stop()
-	client := &http.Client{Timeout: askLimit, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{
+		Timeout: askLimit, Transport: &http.Transport{DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // another server's health is not this one's
+	}
 	for {
 		if ready(ctx, client, c.url()+c.health) {
 			return nil
