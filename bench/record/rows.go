@@ -138,6 +138,8 @@ type Attribution struct {
 	Differing   string  `json:"differing_text"`
 	ControlCold string  `json:"control_cold_text"`
 	ControlHit  string  `json:"control_hit_text"`
+	// ControlReused is how many tokens the control's hit reused, -1 when its answer does not say; nil without a whole one.
+	ControlReused *int `json:"control_reused_tokens,omitempty"`
 }
 
 // Drain is the check after the last request of a backend: everything that a request borrows was given back, or not.

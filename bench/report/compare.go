@@ -23,7 +23,8 @@ type Comparison struct {
 	Runs        []Compared      `json:"runs"`
 	Differences []RunDifference `json:"differences"` // what the runs do not share beside their backends
 	Rows        []Pairing       `json:"rows"`
-	Exposed     []Exposed       `json:"exposed"` // against native of the same run, or of the first run that has it
+	Agreements  []Agreement     `json:"agreements"` // of every backend of the first run with every one of another that was asked for the same prompts
+	Exposed     []Exposed       `json:"exposed"`    // against native of the same run, or of the first run that has it
 	Windows     []WindowPair    `json:"windows"`
 	Notes       []string        `json:"notes,omitempty"`
 }
@@ -166,6 +167,13 @@ func (c *Comparison) add(a, b *record.Run, label string, paired bool) {
 		x, y := side{"A", pair[0], of(left, pair[0])}, side{label, pair[1], of(right, pair[1])}
 		c.Rows = append(c.Rows, pairings(x, y, paired, uint64(a.Manifest.Options.Seed))...)
 	}
+	if samePrompts(&a.Manifest.Options, &b.Manifest.Options) {
+		for _, x := range a.Manifest.Options.Backends {
+			for _, y := range b.Manifest.Options.Backends {
+				c.Agreements = append(c.Agreements, agreements(side{"A", x, of(left, x)}, side{label, y, of(right, y)})...)
+			}
+		}
+	}
 	slices.SortStableFunc(c.Rows, func(x, y Pairing) int {
 		return cmp.Or(compareKeys(x.key(), y.key(), nil), cmp.Compare(x.B.Run, y.B.Run))
 	})
@@ -233,6 +241,7 @@ func WriteComparison(w io.Writer, c *Comparison) error {
 		}
 	}
 	t.windowPairs(c.Windows)
+	t.agreementTable(c.Agreements)
 	t.line("")
 	return t.to(w)
 }

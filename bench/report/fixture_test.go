@@ -78,6 +78,7 @@ func addCell(run *record.Run, backend string, prefix int) {
 		case phase == record.AfterPressure && backend != "native" && prefix < 4:
 			s.Source, s.ExternalTokens, s.LoadBytes = record.FromExternal, length, length*token
 		}
+		s.CachedTokens = s.DeviceTokens + s.ExternalTokens
 		run.Samples = append(run.Samples, s)
 	}
 	run.Finished = append(run.Finished, record.Finished{Place: place})

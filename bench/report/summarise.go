@@ -29,9 +29,10 @@ func Summarise(run *record.Run) (*Summary, error) {
 		Objectives: Objectives{m.Options.SLOTTFTms, m.Options.SLOTPOTms},
 		Groups:     groups(samples, m.Options.Backends, verdicts, seed),
 		Paired:     pairedBackends(samples, m.Options.Backends, seed),
+		Agreements: agreeingBackends(samples, m.Options.Backends),
 		Exposed:    exposed("", samples, []side{{"", native, of(samples, native)}}, m, seed),
 		Windows:    windows(run, samples, verdicts, seed),
-		Differing:  differing(samples, verdicts),
+		Differing:  differing(samples, m.Options.Backends, verdicts),
 		Failures:   failures(run), Drains: run.Drains, Attributions: run.Attributions,
 	}
 	for _, c := range s.Coverage {
@@ -262,18 +263,6 @@ func verdictOf(s *record.Sample, verdicts map[string]*record.Attribution) (recor
 	return "", ""
 }
 
-func differing(samples []*record.Sample, verdicts map[string]*record.Attribution) []Differing {
-	var all []Differing
-	for _, s := range samples {
-		if s.Error != "" || s.MatchesCold == nil || *s.MatchesCold {
-			continue
-		}
-		verdict, why := verdictOf(s, verdicts)
-		all = append(all, Differing{KeyOf(s), s.Pass, s.Prefix, s.Request, s.Source, verdict, why})
-	}
-	return all
-}
-
 func failures(run *record.Run) []Failure {
 	complete := map[string]bool{}
 	for _, c := range coverage(run) {
@@ -309,6 +298,7 @@ func notes(run *record.Run, s *Summary) []string {
 	if n := s.Counts.UnmeasuredFailed; n > 0 {
 		all = append(all, fmt.Sprintf("%d requests that warm, prepare or press failed; what a phase really met is in the sources of its samples", n))
 	}
+	all = append(all, coldDisagreements(s.Agreements)...)
 	for i, gpu := range run.Manifest.Machine.GPUs {
 		if gpu.OtherUses > 0 {
 			all = append(all, fmt.Sprintf("GPU %d (%s) had %d other compute processes before the run", i, gpu.Name, gpu.OtherUses))

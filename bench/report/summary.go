@@ -27,6 +27,7 @@ type Summary struct {
 	Objectives    Objectives           `json:"objectives"`
 	Groups        []Group              `json:"groups"`
 	Paired        []Pairing            `json:"paired"`
+	Agreements    []Agreement          `json:"agreements"` // of every two backends
 	Exposed       []Exposed            `json:"exposed"`
 	Windows       []Window             `json:"windows"`
 	Differing     []Differing          `json:"differing"` // every output that differs from its cold one
@@ -133,6 +134,12 @@ type Differing struct {
 	Source  record.Source  `json:"source"`
 	Verdict record.Verdict `json:"verdict"` // empty when there was no control yet
 	Why     string         `json:"why,omitempty"`
+	Reused  int            `json:"reused_tokens"` // -1 when the answer does not say
+	// ControlReused is how many tokens the engine's own hit reused, and ControlDiffers whether its text is another than its cold one; nil without a control.
+	ControlReused  *int     `json:"control_reused_tokens,omitempty"`
+	ControlDiffers *bool    `json:"control_hit_differs,omitempty"`
+	SameText       []string `json:"same_text_from,omitempty"` // the other backends that answered the same request with this very text
+	Others         int      `json:"others"`                   // backends that have a whole answer to the same request
 }
 
 // Side is one backend in a difference.

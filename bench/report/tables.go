@@ -24,8 +24,10 @@ func WriteTables(w io.Writer, s *Summary) error {
 	}
 	t.windowTable(s)
 	t.gauges(s)
+	t.agreementTable(s.Agreements)
 	t.differing(s)
-	t.unexplained(s)
+	t.undecided(s, record.Unexplained, "*** Outputs that the engine alone does not explain ***")
+	t.undecided(s, record.OtherBoundary, "Outputs whose reuse ends where no hit of the engine's own can: neither for nor against the cache")
 	t.failureTable(s)
 	t.drainTable(s)
 	t.line("")
@@ -310,19 +312,75 @@ func (t *text) differing(s *Summary) {
 	t.table([]string{"length", "at once", "state", "backend", "outputs", "what a control on the engine alone says"}, rows)
 }
 
-// unexplained names the outputs that only the cache can have changed, each by its request.
-func (t *text) unexplained(s *Summary) {
-	var rows [][]string
-	for _, d := range s.Differing {
-		if d.Verdict == record.Unexplained {
-			rows = append(rows, []string{d.Backend, d.state(), fmt.Sprintf("%6d", d.Length), fmt.Sprint(d.Prefix), string(d.Source), d.Request, d.Why})
+// undecided lists the outputs of a verdict that leaves the cache in question: what is alike in one line, with the backends that answered alike.
+func (t *text) undecided(s *Summary, verdict record.Verdict, title string) {
+	var order []string
+	alike := map[string][]string{} // requests by the rest of their line
+	cells := map[string][]string{}
+	for i := range s.Differing {
+		d := &s.Differing[i]
+		if d.Verdict != verdict {
+			continue
 		}
+		line := d.line()
+		name := strings.Join(line, "\t")
+		if alike[name] == nil {
+			order = append(order, name)
+		}
+		alike[name], cells[name] = append(alike[name], d.Request), line
 	}
-	if len(rows) == 0 {
+	if len(order) == 0 {
 		return
 	}
-	t.title("*** Outputs that the engine alone does not explain ***")
-	t.table([]string{"backend", "state", "length", "prefix", "source", "request", ""}, rows)
+	t.title("%s", title)
+	var rows [][]string
+	for _, name := range order {
+		requests := alike[name]
+		first := requests[0]
+		if more := len(requests) - 1; more > 0 {
+			first += fmt.Sprintf(" and %d more", more)
+		}
+		rows = append(rows, append(cells[name], fmt.Sprint(len(requests)), first))
+	}
+	t.table([]string{"backend", "state", "length", "at once", "source", "reused", "engine's hit reused", "engine's hit", "same text from", "n", "requests"}, rows)
+}
+
+// line is a differing output without what names the single request.
+func (d *Differing) line() []string {
+	atOnce := none
+	if d.Workload == concurrent || d.Workload == sustained {
+		atOnce = fmt.Sprint(d.Concurrency)
+	}
+	reused, own := none, none
+	if d.ControlReused != nil {
+		reused = tokens(*d.ControlReused)
+	}
+	if d.ControlDiffers != nil {
+		own = "as its cold one"
+		if *d.ControlDiffers {
+			own = "another than its cold one"
+		}
+	}
+	return []string{d.Backend, d.state(), fmt.Sprintf("%6d", d.Length), atOnce, string(d.Source), tokens(d.Reused), reused, own, d.Alike()}
+}
+
+// tokens is a number of tokens that an answer may not say.
+func tokens(n int) string {
+	if n < 0 {
+		return "not said"
+	}
+	return fmt.Sprint(n)
+}
+
+// Alike names the other backends that gave the request of a differing output the very same text.
+func (d *Differing) Alike() string {
+	switch {
+	case d.Others == 0:
+		return "no other was asked"
+	case len(d.SameText) == 0:
+		return fmt.Sprintf("none of %d", d.Others)
+	}
+	return strings.Join(d.SameText, ", ")
 }
 
 // failureTable lists what could not be measured; none of it is a latency.

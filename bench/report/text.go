@@ -44,7 +44,7 @@ func (t *text) table(head []string, rows [][]string) {
 				cells = append(cells, strings.Map(visible, strings.ReplaceAll(cell, "\n", " ")))
 			}
 		}
-		fmt.Fprintln(w, "  "+strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+		fmt.Fprintln(w, "  "+strings.Join(cells, "\t"))
 	}
 	w.Flush()
 }
@@ -144,10 +144,11 @@ var verdictWords = []struct {
 	words   string
 }{
 	{record.Unexplained, "UNEXPLAINED by the engine: suspect the cache"},
+	{record.OtherBoundary, "the engine's own hit ends elsewhere: no proof either way"},
 	{record.EngineReproduces, "the engine alone gives both"},
 	{record.EngineUnstable, "the engine alone is not stable"},
 	{record.NotRun, "no control could be made"},
-	{"", "not attributed yet"},
+	{"", "no control was made yet: --resume makes it"},
 }
 
 // outputWords says how reused answers compare with cold ones.

@@ -170,7 +170,11 @@ func (s *stage) controlOne(ctx context.Context, at record.Place, d difference, p
 		pairs[name] = p
 	}
 	verdict, why := judge(d, p)
-	return s.keepVerdict(d, record.Attribution{Verdict: verdict, Why: why, ControlCold: p.cold.Text, ControlHit: p.hit.Text})
+	a := record.Attribution{Verdict: verdict, Why: why, ControlCold: p.cold.Text, ControlHit: p.hit.Text}
+	if p.hit.Error == "" {
+		a.ControlReused = &p.hit.CachedTokens
+	}
+	return s.keepVerdict(d, a)
 }
 
 // beforeHit brings device memory into the state in which the engine's own hit ends where the differing sample's did, as far as the engine alone can be
@@ -206,7 +210,7 @@ func judge(d difference, p pair) (verdict record.Verdict, why string) {
 	case p.cold.Error != "" || p.hit.Error != "":
 		return record.NotRun, strings.TrimSpace("the control's requests failed: " + p.cold.Error + " " + p.hit.Error)
 	case p.cold.Text != d.cold:
-		return record.EngineUnstable, "the engine alone gives the cold prompt another text than before" + beside(&d.row)
+		return record.EngineUnstable, "the engine alone gives the cold prompt another text than this backend did, although neither reused anything" + beside(&d.row)
 	case p.hit.Text == d.row.Text:
 		return record.EngineReproduces, ""
 	case reused == 0:

@@ -97,8 +97,8 @@ func TestJudge(t *testing.T) {
 		{"nothing reused", row("differs", 0), row("cold", 0), row("third", 960), record.Unexplained, []string{"reused nothing", "cold answer"}},
 		{"the answer does not say", row("differs", -1), row("cold", 0), row("third", 960), record.Unexplained, []string{"do not say how many"}},
 		{"the control does not say", differs, row("cold", -1), row("third", -1), record.Unexplained, []string{"do not say how many"}},
-		{"another cold text", differs, row("other", 0), row("other", 960), record.EngineUnstable, []string{"another text than before"}},
-		{"another cold text before all else", row("differs", 1023), row("other", 0), row("differs", 960), record.EngineUnstable, []string{"another text than before"}},
+		{"another cold text", differs, row("other", 0), row("other", 960), record.EngineUnstable, []string{"another text than this backend did"}},
+		{"another cold text before all else", row("differs", 1023), row("other", 0), row("differs", 960), record.EngineUnstable, []string{"another text than this backend did"}},
 		{"no cold answer", differs, refused, row("differs", 960), record.NotRun, []string{"refused"}},
 		{"no hit", differs, row("cold", 0), refused, record.NotRun, []string{"refused"}},
 	} {
@@ -125,7 +125,7 @@ func TestAHitThatEndsWhereTheEnginesOwnCannotIsNoProof(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(run.Attributions) != 1 || run.Attributions[0].Verdict != record.OtherBoundary {
+	if len(run.Attributions) != 1 || run.Attributions[0].Verdict != record.OtherBoundary || run.Attributions[0].ControlReused == nil || *run.Attributions[0].ControlReused != 192 {
 		t.Fatalf("attributions %+v", run.Attributions)
 	}
 	for _, word := range []string{"255 tokens", "hit 192", "equals its cold answer"} {
