@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
 )
 
 // Bounds of what is taken out of a log.
@@ -31,28 +32,41 @@ func (s *stage) timeline() error {
 		return fmt.Errorf("reading the timeline: %w", err)
 	}
 	defer file.Close()
-	in := bufio.NewReaderSize(file, timelineLineMax)
-	for kept := 0; kept < timelineMax; {
+	more, err := s.takeTimeline(file, timelineMax)
+	if err != nil || !more {
+		return err
+	}
+	return s.dir.Update(func(m *record.Manifest) {
+		m.Notes = append(m.Notes, fmt.Sprintf("%s, pass %d, attempt %d: the log has more than the %d timeline records that are kept", s.backend, s.pass, s.dir.Attempt(), timelineMax))
+	})
+}
+
+// takeTimeline keeps the records of a log, as many as the bound, and says whether there are more.
+func (s *stage) takeTimeline(log io.Reader, most int) (more bool, err error) {
+	in := bufio.NewReaderSize(log, timelineLineMax)
+	for kept := 0; ; {
 		line, err := in.ReadSlice('\n')
 		switch {
 		case errors.Is(err, io.EOF):
-			return nil
+			return false, nil
 		case errors.Is(err, bufio.ErrBufferFull):
 			continue // No record is that long: it is other text of the log.
 		case err != nil:
-			return fmt.Errorf("reading the timeline: %w", err)
+			return false, fmt.Errorf("reading the timeline: %w", err)
 		}
-		record := timelineRecord(line)
-		if record == nil {
+		found := timelineRecord(line)
+		switch {
+		case found == nil:
 			continue
+		case kept == most:
+			return true, nil
 		}
-		record["backend"], record["pass"], record["attempt"] = s.backend, s.pass, s.dir.Attempt()
-		if err := s.dir.Timeline(record); err != nil {
-			return err
+		found["backend"], found["pass"], found["attempt"] = s.backend, s.pass, s.dir.Attempt()
+		if err := s.dir.Timeline(found); err != nil {
+			return false, err
 		}
 		kept++
 	}
-	return nil
 }
 
 // timelineRecord returns the record that a line of a log carries; nil for other lines, and for a record that another line runs into.
