@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +24,9 @@ const (
 	ManifestBytesMax = 16 << 20 // of manifest.json
 	AttemptsMax      = 1000     // starts of one run
 )
+
+// linkTolerance is how far the link of a later attempt may be from that of the first before a reader is told, as a share of the first.
+const linkTolerance = 0.1
 
 // The files of an output directory. A file of rows exists once it has a row.
 const (
@@ -86,7 +90,7 @@ func Create(path string, m Manifest, command []string) (*Dir, error) {
 }
 
 // Reopen goes on with a run that was cut off. What was asked for, the model, the engine's packages and the version must be those that the
-// directory keeps; the error names each difference. A machine that differs is noted in the manifest. A row that was cut off in its last line is
+// directory keeps; the error names each difference. A machine or a link that differs is noted in the manifest. A row that was cut off in its last line is
 // taken out of the file, and the note keeps its beginning.
 func Reopen(path string, m Manifest, command []string) (*Dir, error) {
 	d, err := open(path)
@@ -130,7 +134,10 @@ func (d *Dir) takeUp(m Manifest) error {
 	d.manifest = kept
 	attempt := len(kept.Attempts) + 1
 	for _, difference := range Differences(kept.Machine, m.Machine) {
-		d.manifest.Notes = append(d.manifest.Notes, fmt.Sprintf("attempt %d ran on another machine: %s", attempt, difference))
+		d.manifest.Notes = append(d.manifest.Notes, fmt.Sprintf("attempt %d found the machine otherwise than the first: %s", attempt, difference))
+	}
+	if was, is := kept.Probe.LinkBytesPerS, m.Probe.LinkBytesPerS; math.Abs(is-was) > was*linkTolerance {
+		d.manifest.Notes = append(d.manifest.Notes, fmt.Sprintf("attempt %d measured a link of %.3g GB/s and the first %.3g: shares of the link are of the first", attempt, is/1e9, was/1e9))
 	}
 	var run Run
 	for _, file := range run.files() {

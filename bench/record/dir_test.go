@@ -165,11 +165,12 @@ func TestAResumeThatWouldBeAnotherRunIsRefused(t *testing.T) {
 		`packages.vllm was "0.29.0" and is "0.30.0"`, `packages.torch was absent`)
 
 	elsewhere := manifest()
-	elsewhere.Machine.CPU = "two"
+	elsewhere.Machine.CPU, elsewhere.Probe.LinkBytesPerS = "two", 2e9
 	d, err := record.Reopen(path, elsewhere, nil)
 	must(t, err)
 	must(t, d.Close("part"))
-	if notes := load(t, path).Manifest.Notes; len(notes) != 1 || !strings.Contains(notes[0], "attempt 2 ran on another machine: cpu") {
+	if notes := load(t, path).Manifest.Notes; len(notes) != 2 || !strings.Contains(notes[0], "attempt 2 found the machine otherwise than the first: cpu") ||
+		!strings.Contains(notes[1], "attempt 2 measured a link of 2 GB/s and the first 0") {
 		t.Errorf("notes %q", notes)
 	}
 }
