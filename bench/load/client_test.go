@@ -130,9 +130,15 @@ func TestLies(t *testing.T) {
 		},
 		{
 			"no usage", VLLM,
-			script{pieces: []string{`data: {"id":"cmpl-r1","choices":[{"text":"a","finish_reason":"length"}]}` + "\n\n", done}},
-			1,
+			script{pieces: []string{`data: {"id":"cmpl-r1","choices":[{"text":"","finish_reason":"length"}]}` + "\n\n", done}},
+			0,
 			[]string{"0 prompt tokens, 4 were sent"},
+		},
+		{
+			"text whose tokens are counted later", VLLM,
+			script{pieces: []string{`data: {"id":"cmpl-r1","choices":[{"text":"a","finish_reason":"length"}]}` + "\n\n", vllmUsage(4, 3, 0), done}},
+			0,
+			[]string{"text came before any token"},
 		},
 		{"text shrinks", SGLang, script{pieces: []string{sglangText("ab", 1, "", ""), sglangText("a", 2, "", ""), done}}, 1, []string{"is not the start"}},
 		{"text changes", SGLang, script{pieces: []string{sglangText("ab", 1, "", ""), sglangText("acd", 2, "", ""), done}}, 1, []string{"is not the start"}},

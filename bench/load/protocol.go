@@ -108,7 +108,7 @@ func (a *Answer) grow(p piece, e event) error {
 	if added == "" {
 		return nil
 	}
-	if p.output == 0 {
+	if a.OutputTokens == 0 { // Both engines count in every event: text without a count has no token behind it either.
 		return errors.New("text came before any token was generated")
 	}
 	if len(a.Text)+len(added) > TextMax {
