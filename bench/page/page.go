@@ -127,14 +127,13 @@ func sourceFinding(s *report.Summary) finding {
 }
 
 func outputFinding(s *report.Summary) finding {
-	compared, unexplained := 0, 0
+	compared := 0
 	for _, g := range s.Groups {
 		compared += g.Outputs.Compared
 	}
+	verdicts := map[record.Verdict]int{}
 	for _, d := range s.Differing {
-		if d.Verdict == record.Unexplained {
-			unexplained++
-		}
+		verdicts[d.Verdict]++
 	}
 	switch {
 	case compared == 0:
@@ -142,8 +141,20 @@ func outputFinding(s *report.Summary) finding {
 	case len(s.Differing) == 0:
 		return finding{true, fmt.Sprintf("All %s equal their cold ones.", counted(compared, "compared output"))}
 	}
-	return finding{false, fmt.Sprintf("%d of %s differ from the cold ones; %d of these are unexplained by the engine alone.",
-		len(s.Differing), counted(compared, "compared output"), unexplained)}
+	var parts []string
+	for _, v := range []struct {
+		verdict record.Verdict
+		words   string
+	}{
+		{record.Unexplained, "unexplained by the engine alone"}, {record.OtherBoundary, "at a boundary that the engine alone cannot show"},
+		{record.EngineReproduces, "given by the engine alone, too"}, {record.EngineUnstable, "of prompts whose cold text the engine alone does not give"},
+		{record.NotRun, "without a control, which failed"}, {"", "without a control yet"},
+	} {
+		if n := verdicts[v.verdict]; n > 0 || v.verdict == record.Unexplained {
+			parts = append(parts, fmt.Sprintf("%d %s", n, v.words))
+		}
+	}
+	return finding{false, fmt.Sprintf("%d of %s differ from the cold ones: %s.", len(s.Differing), counted(compared, "compared output"), strings.Join(parts, ", "))}
 }
 
 func drainFinding(s *report.Summary) finding {

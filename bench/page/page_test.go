@@ -140,6 +140,26 @@ func TestSections(t *testing.T) {
 	}
 }
 
+// TestOutputs says of differing outputs what a control shows and who gave the same text, and of every two backends how often they agree.
+func TestOutputs(t *testing.T) {
+	run, s := latencyRun(t)
+	d := &s.Differing[0]
+	d.Verdict, d.Why, d.Reused, d.SameText, d.Others = record.OtherBoundary, "it reused 1023 tokens and the engine's own hit 960", 1023, []string{"cpu"}, 2
+	text := parse(t, render(t, run, s)).text
+	for _, want := range []string{
+		"0 unexplained by the engine alone, 1 at a boundary that the engine alone cannot show", "no proof either way", "it reused 1023 tokens and the engine's own hit 960", "1 023",
+		"cpu and orbitkv: the same text in 44 of 45 corresponding requests.", "native and cpu: the same text in all 45 corresponding requests.", "4 of 5",
+	} {
+		if !strings.Contains(text, strings.ReplaceAll(want, "1 023", grouped(1023))) {
+			t.Errorf("the page does not say %q", want)
+		}
+	}
+	d.Verdict = ""
+	if text := parse(t, render(t, run, s)).text; !strings.Contains(text, "1 without a control yet") || !strings.Contains(text, "no control was made yet: the same command with --resume makes it") {
+		t.Error("the page does not say that a control is missing")
+	}
+}
+
 // TestDifferencesOfTheSummary writes each paired difference with its interval and pairs beside its mark.
 func TestDifferencesOfTheSummary(t *testing.T) {
 	run, s := latencyRun(t)

@@ -36,7 +36,8 @@ func differences(s *report.Summary) section {
 		out.Intro = []string{fmt.Sprintf("None: each of %s has the text of its cold one.", counted(compared, "compared answer"))}
 	default:
 		out.Intro = []string{fmt.Sprintf("%d of %s differ from the cold one of the same prompt. None is left out of the latencies. "+
-			"A prompt that differs is asked again on the engine without an external cache, cold and as its own hit, and the verdict says what that shows.",
+			"A prompt that differs is asked again on the engine without an external cache, cold and as its own hit, and the verdict says what that shows. "+
+			"Where reuse ends at another token the rest of the prompt is computed in another shape and rounds otherwise, so only hits that end alike are compared.",
 			len(s.Differing), counted(compared, "compared answer"))}
 		p := part{Table: differingTable(s.Differing[:min(len(s.Differing), differMax)])}
 		if len(s.Differing) > differMax {
@@ -44,6 +45,7 @@ func differences(s *report.Summary) section {
 		}
 		out.Parts = append(out.Parts, p)
 	}
+	out.Parts = append(out.Parts, agreementParts(s.Agreements)...)
 	if texts := attributionLogs(s.Attributions); len(texts) > 0 {
 		p := part{Title: "The texts", Logs: texts}
 		if len(s.Attributions) > comparedMax {
@@ -58,13 +60,15 @@ func differences(s *report.Summary) section {
 func verdictText(v record.Verdict) string {
 	switch v {
 	case "":
-		return "no control was made yet"
+		return "no control was made yet: the same command with --resume makes it"
 	case record.EngineReproduces:
 		return "the engine alone gives both texts"
 	case record.EngineUnstable:
-		return "the engine alone does not repeat its cold text"
+		return "the engine alone does not give the cold text"
 	case record.Unexplained:
-		return "unexplained: the engine alone gives the cold text in both states; suspect the cache"
+		return "unexplained: suspect the cache"
+	case record.OtherBoundary:
+		return "the engine's own hit ends elsewhere: no proof either way"
 	case record.NotRun:
 		return "the control could not be made"
 	}
@@ -81,6 +85,8 @@ func differingTable(all []report.Differing) *table {
 		{Text: "Prompt", Number: true},
 		{Text: "Request"},
 		{Text: "Source"},
+		{Text: "Reused", Number: true},
+		{Text: "Same text from"},
 		{Text: "Verdict"},
 	}}
 	for _, d := range all {
@@ -93,10 +99,69 @@ func differingTable(all []report.Differing) *table {
 			countCell(d.Prefix, false),
 			codeCell(d.Request),
 			textCell(sourceShort(d.Source)),
+			numberCell(reusedText(d.Reused, d.Reused)),
+			textCell(d.Alike()),
 			{Text: verdictText(d.Verdict), Small: oneLine(d.Why), Look: d.Verdict == record.Unexplained},
 		}})
 	}
 	return t
+}
+
+// agreementParts say how often two backends gave the same request the same text.
+func agreementParts(all []report.Agreement) []part {
+	if len(all) == 0 {
+		return nil
+	}
+	p := part{Title: "Outputs of the same request", Table: agreementTable(all)}
+	for _, both := range report.ByPair(all) {
+		p.Text = append(p.Text, oneLine(report.Together(both))+".")
+	}
+	p.Text = append(p.Text, "Whatever the sources: two caches that share no code hardly make the same fault. Marked are texts that differ although both sides reused as many tokens.")
+	return []part{p}
+}
+
+func agreementTable(all []report.Agreement) *table {
+	t := &table{Head: []column{
+		{Text: "State"},
+		{Text: "Length", Number: true},
+		{Text: "C", Number: true},
+		{Text: "A"},
+		{Text: "Sources"},
+		{Text: "Reused", Unit: "tokens", Number: true},
+		{Text: "B"},
+		{Text: "Sources"},
+		{Text: "Reused", Unit: "tokens", Number: true},
+		{Text: "Same text", Number: true},
+	}}
+	for _, both := range report.ByPair(all) {
+		for i, a := range both {
+			alike := a.A.Least == a.B.Least && a.A.Most == a.B.Most
+			t.Rows = append(t.Rows, row{Begins: i == 0 && len(t.Rows) > 0, Cells: []cell{
+				textCell(stateOf(a.Workload, a.Phase, a.Variant)),
+				numberCell(grouped(int64(a.Length))),
+				countCell(a.Concurrency, false),
+				backendCell(a.A.Backend),
+				textCell(sourcesText(a.A.Sources)),
+				numberCell(reusedText(a.A.Least, a.A.Most)),
+				backendCell(a.B.Backend),
+				textCell(sourcesText(a.B.Sources)),
+				numberCell(reusedText(a.B.Least, a.B.Most)),
+				{Text: fmt.Sprintf("%d of %d", a.Same, a.N), Number: true, Look: alike && a.Same < a.N},
+			}})
+		}
+	}
+	return t
+}
+
+// reusedText is a range of reused tokens; an answer may not say them.
+func reusedText(least, most int) string {
+	switch {
+	case least < 0:
+		return notKnown
+	case least == most:
+		return grouped(int64(least))
+	}
+	return grouped(int64(least)) + " to " + grouped(int64(most))
 }
 
 func attributionLogs(all []record.Attribution) []logText {
