@@ -57,8 +57,13 @@ const (
 	workingSetMax   = 1024
 	outputTokensMax = 64
 	lengthMin       = 64
-	settleMax       = 60.0 // seconds
-	hoursMax        = 24   // of a window of admission
+	gpuTokensMax    = 1 << 26
+	hostGiBMax      = 1 << 20 // a pebibyte
+	errorMax        = 4 << 10 // bytes of why an answer is not whole
+	settleMax       = 60.0    // seconds
+	hoursMax        = 24      // of a window of admission
+	objectiveMax    = 3.6e6   // ms
+	partSecondsMax  = 7 * 24 * 3600
 )
 
 // partialPercents are the shares of a prompt that were seen before, in the partial workload.

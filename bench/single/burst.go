@@ -195,7 +195,7 @@ func (w *window) close(ctx context.Context, outcomes []outcome) ([]record.Sample
 		o := &outcomes[i]
 		rows[i] = o.query.sample(o.id, o.answer, o.failure)
 		rows[i].Evidence = verdicts[i]
-		if err := w.dir.Sample(rows[i]); err != nil {
+		if err := w.keep(rows[i]); err != nil {
 			return rows, err
 		}
 	}

@@ -146,6 +146,8 @@ func checkPages(a *Ask) error {
 	switch {
 	case a.PageSize < 1:
 		return fmt.Errorf("--%s: a page of %d tokens: take 64, or another size that the engine has", FlagPageSize, a.PageSize)
+	case a.GPUTokens > gpuTokensMax || a.PageSize > gpuTokensMax || a.PrefillTokens > gpuTokensMax:
+		return fmt.Errorf("--%s %d, --%s %d, --prefill-tokens %d: take %d at most", FlagGPUTokens, a.GPUTokens, FlagPageSize, a.PageSize, a.PrefillTokens, gpuTokensMax)
 	case a.GPUTokens < 4*lengthMin:
 		return fmt.Errorf("--%s: %d tokens are too few for any prompt: take %d at least", FlagGPUTokens, a.GPUTokens, 4*lengthMin)
 	case a.GPUTokens%a.PageSize != 0:
@@ -164,7 +166,7 @@ func checkLengths(a *Ask) error {
 		switch {
 		case length < lengthMin:
 			return fmt.Errorf("--%s: a prompt of %d tokens: take %d at least", FlagLengths, length, lengthMin)
-		case 4*length >= 3*a.GPUTokens:
+		case length > gpuTokensMax || 4*length >= 3*a.GPUTokens:
 			return fmt.Errorf("--%s: %d tokens are not under three quarters of the %d of --%s: ask for a shorter prompt, or for more device tokens",
 				FlagLengths, length, a.GPUTokens, FlagGPUTokens)
 		case slices.Contains(a.Lengths[:i], length):
@@ -200,8 +202,8 @@ func checkRequests(a *Ask) error {
 		return fmt.Errorf("--output-tokens: %d: take between 1 and %d", a.OutputTokens, outputTokensMax)
 	case a.Repeats < 1 || a.Repeats > repeatsMax:
 		return fmt.Errorf("--%s: %d: take between 1 and %d", FlagRepeats, a.Repeats, repeatsMax)
-	case !(a.SLOTTFTms >= 0) || !(a.SLOTPOTms >= 0):
-		return fmt.Errorf("--slo-ttft-ms, --slo-tpot-ms: %g and %g: an objective is above 0 ms; leave the flag out for none", a.SLOTTFTms, a.SLOTPOTms)
+	case !(a.SLOTTFTms >= 0 && a.SLOTTFTms <= objectiveMax) || !(a.SLOTPOTms >= 0 && a.SLOTPOTms <= objectiveMax):
+		return fmt.Errorf("--slo-ttft-ms, --slo-tpot-ms: %g and %g: an objective is above 0 ms and at most an hour; leave the flag out for none", a.SLOTTFTms, a.SLOTPOTms)
 	case !(a.SettleSeconds >= 0) || a.SettleSeconds > settleMax:
 		return fmt.Errorf("--settle-seconds: %g: take between 0 and %g", a.SettleSeconds, settleMax)
 	case slices.ContainsFunc(a.EngineArguments, func(word string) bool { return strings.TrimSpace(word) == "" }):
@@ -241,8 +243,8 @@ func checkWindow(a *Ask) error {
 
 func checkMemory(a *Ask) error {
 	switch {
-	case !(a.HostGiB > 0) || math.IsInf(a.HostGiB, 0):
-		return fmt.Errorf("--%s: %g: take more than 0", FlagHostGiB, a.HostGiB)
+	case !(a.HostGiB > 0 && a.HostGiB <= hostGiBMax):
+		return fmt.Errorf("--%s: %g: take more than 0, and at most %d", FlagHostGiB, a.HostGiB, hostGiBMax)
 	case a.Written[FlagQueryBudget] && !(a.QueryBudgetGiB > 0 && a.QueryBudgetGiB <= a.HostGiB):
 		return fmt.Errorf("--%s: %g is not above 0 and at most the %g of --%s: take a part of the pool, or leave the flag out for its default",
 			FlagQueryBudget, a.QueryBudgetGiB, a.HostGiB, FlagHostGiB)
@@ -258,8 +260,8 @@ func checkRun(a *Ask) error {
 		return fmt.Errorf("--%s: no run is named: say which by --%s DIR", FlagResume, FlagOutput)
 	case a.Output == "":
 		return fmt.Errorf("--%s: no folder is named: give one that is absent or empty", FlagOutput)
-	case a.PartSeconds < 0:
-		return fmt.Errorf("--part-seconds: %d: take more than 0, or leave the flag out for no limit", a.PartSeconds)
+	case a.PartSeconds < 0 || a.PartSeconds > partSecondsMax:
+		return fmt.Errorf("--part-seconds: %d: take more than 0 and at most %d, or leave the flag out for no limit", a.PartSeconds, partSecondsMax)
 	}
 	return nil
 }

@@ -95,6 +95,12 @@ func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
 		{"order", func(a *Ask) { a.Order = "random" }, []string{"--order", "forward, reversed or pairs"}},
 		{"no output folder", func(a *Ask) { a.Output = "" }, []string{"--output", "absent or empty"}},
 		{"nothing to resume", func(a *Ask) { a.Output, a.Resume = "", true }, []string{"--resume", "--output DIR"}},
+		{"more device tokens than there are", func(a *Ask) { a.GPUTokens = math.MaxInt / 64 * 64 }, []string{"--gpu-tokens", "67108864 at most"}},
+		{"a page without end", func(a *Ask) { a.PageSize = math.MaxInt }, []string{"--page-size", "67108864 at most"}},
+		{"a length without end", func(a *Ask) { a.Lengths = []int{math.MaxInt} }, []string{"--lengths", "three quarters"}},
+		{"an objective without end", func(a *Ask) { a.SLOTTFTms = math.Inf(1) }, []string{"--slo-ttft-ms", "at most an hour"}},
+		{"host memory without end", func(a *Ask) { a.HostGiB = 1e300 }, []string{"--host-gib", "at most 1048576"}},
+		{"a part without end", func(a *Ask) { a.PartSeconds = math.MaxInt }, []string{"--part-seconds", "at most 604800"}},
 		{"part", func(a *Ask) { a.PartSeconds = -1 }, []string{"--part-seconds"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -1,10 +1,15 @@
 package single
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"orbitkv/bench/launch"
+	"orbitkv/bench/load"
 	"orbitkv/bench/record"
 )
 
@@ -84,8 +89,52 @@ func TestAnAnswerThatBreaksOffIsASampleWithAnErrorWhileTheEngineLives(t *testing
 	if !strings.Contains(row.Error, "broke off after 1 piece") || row.MatchesCold != nil {
 		t.Errorf("error %q, compared %v", row.Error, row.MatchesCold)
 	}
-	if len(run.Failures) != 0 || len(run.Finished) != 4 || err != nil {
-		t.Errorf("%d failures, %d cells finished, %v: a client's error ends nothing", len(run.Failures), len(run.Finished), err)
+	if len(run.Failures) != 0 || len(run.Finished) != 4 {
+		t.Errorf("%d failures, %d cells finished: a client's error ends nothing", len(run.Failures), len(run.Finished))
+	}
+	says(t, err, "1 measured requests failed and have no latency")
+	if got := run.Manifest.Attempts[0].Outcome; got != Failed {
+		t.Errorf("the outcome is %q", got)
+	}
+}
+
+func TestAFailedRequestIsToldByEveryLaterAttempt(t *testing.T) {
+	r := newRig(t, rule{"native-p0-latency-256-1-hbm_hit", breakOff})
+	ask := r.small()
+	_, err := r.measure(ask)
+	says(t, err, "1 measured requests failed")
+	ask.Resume = true
+	_, err = r.measure(ask)
+	says(t, err, "1 measured requests failed")
+}
+
+// lateReader is where the tables go; it looks whether the report was written before.
+type lateReader struct{ folder string }
+
+func (l lateReader) Write([]byte) (int, error) {
+	_, err := os.Stat(filepath.Join(l.folder, "report.html"))
+	return 0, errors.Join(errors.New("nobody reads"), err)
+}
+
+func TestTheReportIsWrittenThoughNobodyReadsTheTables(t *testing.T) {
+	r := newRig(t)
+	ask := r.small()
+	if _, err := r.measure(ask); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(ask.Output, "report.html")); err != nil {
+		t.Fatal(err)
+	}
+	if err := publish(ask.Output, lateReader{ask.Output}); err == nil || err.Error() != "nobody reads" {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestWhatAnEngineSaysFitsIntoARow(t *testing.T) {
+	q := query{}
+	row := q.sample("r", load.Answer{}, errors.New(strings.Repeat("é", errorMax)))
+	if len(row.Error) > errorMax+8 || !utf8.ValidString(row.Error) || !strings.HasSuffix(row.Error, "...") {
+		t.Errorf("%d bytes are kept", len(row.Error))
 	}
 }
 

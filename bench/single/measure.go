@@ -31,6 +31,9 @@ func Measure(ctx context.Context, ask Ask, host Host, command []string, out, err
 	defer r.progress.close()
 	inPart, cancel := r.inPart(ctx)
 	ended := r.all(inPart)
+	if r.lacking > 0 {
+		r.trouble("%d measured requests failed and have no latency: samples.jsonl says why; they are not asked again here, only in a new folder", r.lacking)
+	}
 	cancel()
 	outcome := outcomeOf(ctx, ended, r.troubles)
 	missing := r.missing()
@@ -184,6 +187,11 @@ func (r *run) takeUp() error {
 		return err
 	}
 	r.recall(kept)
+	for i := range kept.Samples {
+		if row := &kept.Samples[i]; row.Measured && row.Error != "" && kept.Final(row.Place) {
+			r.lacking++
+		}
+	}
 	r.refused = map[string]bool{}
 	for _, failure := range kept.Failures {
 		if failure.Stage == "start" {
@@ -212,9 +220,9 @@ func publish(path string, out io.Writer) error {
 		return err
 	}
 	return errors.Join(
-		report.WriteTables(out, summary),
 		writeFile(filepath.Join(path, "summary.json"), func(w io.Writer) error { return report.WriteJSON(w, summary) }),
 		writeFile(filepath.Join(path, "report.html"), func(w io.Writer) error { return page.Write(w, kept, summary) }),
+		report.WriteTables(out, summary), // last: where nobody reads any more, the kernel ends the program
 	)
 }
 

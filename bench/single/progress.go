@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -162,12 +163,13 @@ func (p *progress) left() string {
 // lasting writes a line that stays.
 func (p *progress) lasting(text string) {
 	p.end()
-	fmt.Fprintln(p.to, text)
+	fmt.Fprintln(p.to, printable(text))
 }
 
 // passing writes a line that the next one may replace.
 func (p *progress) passing(text string) {
 	p.shown = p.now()
+	text = printable(text)
 	if p.terminal == nil {
 		fmt.Fprintln(p.to, text)
 		return
@@ -177,6 +179,19 @@ func (p *progress) passing(text string) {
 	}
 	fmt.Fprintf(p.to, "\r\x1b[K%s", text)
 	p.open = true
+}
+
+// printable makes a line of a text, without what would move a terminal's cursor or change its colours: an engine's own words are told, too.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsPrint(r):
+			return r
+		case r == '\n' || r == '\t':
+			return ' '
+		}
+		return '?'
+	}, text)
 }
 
 // columns is the width of the terminal now: a line that wraps cannot be replaced.

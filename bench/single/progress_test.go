@@ -64,6 +64,16 @@ func TestProgressIsOneLineForEachMeasuredRequestWhereThereIsNoTerminal(t *testin
 	}
 }
 
+func TestProgressIsHarmlessToATerminal(t *testing.T) {
+	var out bytes.Buffer
+	p := newProgress(&out, time.Now)
+	p.line("failed: \x1b]0;title\x07two\nlines\x00")
+	p.step("asking \u202epython\r")
+	if want := "failed: ?]0;title?two lines?\nasking ?python?\n"; out.String() != want {
+		t.Errorf("it told %q, want %q", out.String(), want)
+	}
+}
+
 func TestProgressOnATerminalIsOneLineThatFits(t *testing.T) {
 	screen, terminal := pseudoTerminal(t, 40)
 	tell(newProgress(terminal, time.Now))

@@ -41,12 +41,20 @@ func (q *query) sample(id string, answer load.Answer, failure error) record.Samp
 	}
 	switch {
 	case failure != nil:
-		row.Error = failure.Error()
+		row.Error = bounded(failure.Error())
 	case q.want != nil:
 		same := answer.Text == *q.want
 		row.MatchesCold = &same
 	}
 	return row
+}
+
+// bounded cuts what an engine said so that a row can hold it.
+func bounded(text string) string {
+	if len(text) > errorMax {
+		text = text[:errorMax] + "..."
+	}
+	return strings.ToValidUTF8(text, "?")
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -92,11 +100,19 @@ func (s *stage) serial(ctx context.Context, q query) (record.Sample, error) {
 	default:
 		row.Evidence = evidence.Classify(s.between(*before, *s.settled, answer))
 	}
-	if err := s.dir.Sample(row); err != nil {
+	if err := s.keep(row); err != nil {
 		return row, err
 	}
 	s.progress.sample(&row)
 	return row, ended
+}
+
+// keep writes a sample's row, and counts it where it should have had a latency.
+func (s *stage) keep(row record.Sample) error {
+	if row.Measured && row.Error != "" {
+		s.failing++
+	}
+	return s.dir.Sample(row)
 }
 
 // between is the case of what happened between two settled looks.

@@ -38,6 +38,7 @@ type run struct {
 	alone    map[partialKey]*string // answers of the engine without an external cache to the prompts of the partial workload
 	refused  map[string]bool        // turns whose backend did not start in an earlier attempt, by the turn's name
 	troubles []string               // what keeps the attempt from being complete
+	lacking  int                    // measured requests of finished cells, those of earlier attempts too, that failed and have no latency
 
 	starts       int // of backends with missing cells, that are still to come
 	longestStart time.Duration
@@ -191,6 +192,7 @@ func (s *stage) cell(ctx context.Context, place record.Place) error {
 		return errPart
 	}
 	begun := s.host.Now()
+	s.failing = 0
 	s.progress.cell(place)
 	if err := s.rehearseOnce(ctx, place); err != nil {
 		return err
@@ -204,6 +206,7 @@ func (s *stage) cell(ctx context.Context, place record.Place) error {
 	if err := s.dir.Finish(record.Finished{Place: place, Ended: s.host.Now().UTC()}); err != nil {
 		return err
 	}
+	s.lacking += s.failing
 	took := s.host.Now().Sub(begun)
 	s.longestCell = max(s.longestCell, took)
 	s.progress.finished(took)

@@ -45,6 +45,7 @@ type stage struct {
 
 	rehearsed map[int]bool // lengths of which a round was sent
 	sequence  int          // of requests
+	failing   int          // measured requests of this cell that failed
 }
 
 // start starts a backend. The context that it returns ends when a process of the stack does; stop ends the stack and must be called.

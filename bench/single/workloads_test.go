@@ -141,9 +141,7 @@ func TestOneAnswerThatBreaksOffLeavesItsWholeBurstUnverified(t *testing.T) {
 	ask := r.small()
 	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = Concurrent, 1, []int{3}, []string{launch.OrbitKV}
 	run, err := r.measure(ask)
-	if err != nil {
-		t.Fatal(err)
-	}
+	says(t, err, "1 measured requests failed")
 	rows := pick(run, func(s *record.Sample) bool {
 		return s.Measured && s.Variant == patternMixed && s.Phase == record.AfterPressure
 	})

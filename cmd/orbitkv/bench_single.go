@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,7 +44,7 @@ func singleNodeCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		ctx, stop := signal.NotifyContext(cmd.Context(), endSignals()...)
 		defer stop()
 		context.AfterFunc(ctx, stop) // A second signal ends the program at once; its processes end with it.
 		return single.Measure(ctx, ask, single.ThisHost(program, version), os.Args, cmd.OutOrStdout(), cmd.ErrOrStderr())

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -30,6 +32,55 @@ func TestSingleNodeNamesItsFolderByItself(t *testing.T) {
 	_, errs, code := run(t, "bench", "single-node", "--engine", "sglang", "--model", model)
 	if code != 1 || !strings.Contains(errs, model+" is no folder of a model") {
 		t.Errorf("exit code %d: %s", code, errs)
+	}
+}
+
+// modelFolder makes a folder whose config.json tells the shape of a model.
+func modelFolder(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	config := `{"num_hidden_layers":1,"num_attention_heads":1,"head_dim":16,"hidden_size":16,"vocab_size":4096}`
+	if err := os.WriteFile(filepath.Join(folder, "config.json"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
+func TestSingleNodeWritesNoEscapesToTheTerminal(t *testing.T) {
+	_, errs, code := run(t, "bench", "single-node", "--engine", "vllm", "--device", "cpu", "--model", modelFolder(t), "--engine-python", "/none/\x1b[2J", "--output", filepath.Join(t.TempDir(), "out"))
+	if code != 1 || strings.ContainsRune(errs, '\x1b') || !strings.Contains(errs, "/none/?[2J did not run the probe") {
+		t.Errorf("exit code %d: %q", code, errs)
+	}
+}
+
+func TestSingleNodeEndsInOrderWithItsTerminal(t *testing.T) {
+	folder := t.TempDir()
+	python := filepath.Join(folder, "python")
+	if err := os.WriteFile(python, []byte("#!/bin/sh\nsleep 1000 &\nwait\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := orbitkv("bench", "single-node", "--engine", "vllm", "--device", "cpu", "--model", modelFolder(t), "--engine-python", python, "--output", filepath.Join(folder, "out"))
+	pipe, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var last string
+	for lines := bufio.NewScanner(pipe); lines.Scan(); {
+		if last = lines.Text(); strings.HasPrefix(last, "asking ") {
+			if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	_ = cmd.Wait() // its state tells
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(last, "was broken off") {
+		t.Errorf("%v: %s", cmd.ProcessState, last)
+	}
+	if left := processesOf(t, folder, ""); len(left) > 0 {
+		t.Errorf("processes %v are left", left)
 	}
 }
 

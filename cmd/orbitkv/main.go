@@ -21,7 +21,7 @@ var errSilent = errors.New("see above")
 func main() {
 	if err := root().Execute(); err != nil {
 		if !errors.Is(err, errSilent) {
-			fmt.Fprintln(os.Stderr, "orbitkv:", err)
+			fmt.Fprintln(os.Stderr, "orbitkv:", harmless(err.Error()))
 		}
 		os.Exit(1)
 	}

@@ -105,6 +105,16 @@ func sum(counts map[string]uint64) (total uint64) {
 	return total
 }
 
+// harmless takes out what would move a terminal's cursor or change its colours: an error may say what an engine or a file said.
+func harmless(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
+}
+
 // shorten fits text into a column and takes out what would break the table.
 func shorten(text string) string {
 	text = strings.Map(func(r rune) rune {
