@@ -146,9 +146,12 @@ func outputFinding(s *report.Summary) finding {
 		verdict record.Verdict
 		words   string
 	}{
-		{record.Unexplained, "unexplained by the engine alone"}, {record.OtherBoundary, "at a boundary that the engine alone cannot show"},
-		{record.EngineReproduces, "given by the engine alone, too"}, {record.EngineUnstable, "of prompts whose cold text the engine alone does not give"},
-		{record.NotRun, "without a control, which failed"}, {"", "without a control yet"},
+		{record.Unexplained, "unexplained by the engine alone"},
+		{record.OtherBoundary, "at a boundary that the engine alone cannot show"},
+		{record.EngineReproduces, "given by the engine alone, too"},
+		{record.EngineUnstable, "of prompts whose cold text the engine alone does not give"},
+		{record.NotRun, "without a control, which failed"},
+		{"", "without a control yet"},
 	} {
 		if n := verdicts[v.verdict]; n > 0 || v.verdict == record.Unexplained {
 			parts = append(parts, fmt.Sprintf("%d %s", n, v.words))

@@ -60,7 +60,7 @@ func differences(s *report.Summary) section {
 func verdictText(v record.Verdict) string {
 	switch v {
 	case "":
-		return "no control was made yet: the same command with --resume makes it"
+		return "no control yet"
 	case record.EngineReproduces:
 		return "the engine alone gives both texts"
 	case record.EngineUnstable:

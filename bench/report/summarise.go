@@ -299,6 +299,18 @@ func notes(run *record.Run, s *Summary) []string {
 		all = append(all, fmt.Sprintf("%d requests that warm, prepare or press failed; what a phase really met is in the sources of its samples", n))
 	}
 	all = append(all, coldDisagreements(s.Agreements)...)
+	waiting := 0
+	for _, d := range s.Differing {
+		if d.Verdict == "" {
+			waiting++
+		}
+	}
+	switch {
+	case waiting == 1:
+		all = append(all, "1 differing output has no control yet: the same command with --resume asks the engine without an external cache")
+	case waiting > 1:
+		all = append(all, fmt.Sprintf("%d differing outputs have no control yet: the same command with --resume asks the engine without an external cache", waiting))
+	}
 	for i, gpu := range run.Manifest.Machine.GPUs {
 		if gpu.OtherUses > 0 {
 			all = append(all, fmt.Sprintf("GPU %d (%s) had %d other compute processes before the run", i, gpu.Name, gpu.OtherUses))

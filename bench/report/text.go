@@ -148,7 +148,7 @@ var verdictWords = []struct {
 	{record.EngineReproduces, "the engine alone gives both"},
 	{record.EngineUnstable, "the engine alone is not stable"},
 	{record.NotRun, "no control could be made"},
-	{"", "no control was made yet: --resume makes it"},
+	{"", "no control yet"},
 }
 
 // outputWords says how reused answers compare with cold ones.

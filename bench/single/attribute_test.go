@@ -1,8 +1,11 @@
 package single
 
 import (
+	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
@@ -72,6 +75,34 @@ func TestAControlThatCannotStartLeavesTheDifferenceNotRun(t *testing.T) {
 	says(t, err, "out of memory")
 	if len(run.Attributions) != 1 || run.Attributions[0].Verdict != record.NotRun || run.Attributions[0].Why == "" {
 		t.Errorf("attributions %+v", run.Attributions)
+	}
+}
+
+func TestAPartWithoutTimeForTheControlSaysThatAllCellsAreMeasured(t *testing.T) {
+	r := newRig(t, rule{"orbitkv-p0-latency-256-0-after_pressure", otherText})
+	r.step = time.Second // each look at the clock
+	ask := r.small()
+	ask.Backends = []string{launch.OrbitKV}
+	begun := r.at
+	run, err := r.measure(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cells := int(run.Finished[1].Ended.Sub(begun) / time.Second)
+	for more := range 10 {
+		ask.Output, ask.PartSeconds = filepath.Join(t.TempDir(), "out"), int(stopReserve/time.Second)+cells+more
+		if run, err = r.measure(ask); len(run.Finished) == 2 {
+			break
+		}
+	}
+	says(t, err, "every cell", "is measured", "still to be asked for on the engine without an external cache", "--resume does that alone")
+	if len(run.Attributions) != 0 || run.Manifest.Attempts[0].Outcome != Part {
+		t.Errorf("outcome %s, attributions %+v", run.Manifest.Attempts[0].Outcome, run.Attributions)
+	}
+	says(t, errors.New(r.out.String()), "1 differing output has no control yet", "complete: 2 cells")
+	ask.Resume, ask.PartSeconds = true, 0
+	if run, err = r.measure(ask); err != nil || len(run.Attributions) != 1 {
+		t.Errorf("after the control: %v, attributions %+v", err, run.Attributions)
 	}
 }
 

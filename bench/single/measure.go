@@ -82,10 +82,11 @@ func (r *run) verdict(outcome string, ended error, missing []string) error {
 	case Interrupted:
 		return fmt.Errorf("the run in %s was interrupted%s%s", r.dir.Path(), troubles, again)
 	case Part:
-		if again == "" {
-			again = "; differing outputs are not attributed yet: the same command with --" + FlagResume + " does it"
+		if len(missing) == 0 {
+			return fmt.Errorf("every cell of the run in %s is measured%s; outputs that differ are still to be asked for on the engine without an external cache, which did not fit into %d s: "+
+				"the same command with --%s does that alone", r.dir.Path(), troubles, r.ask.PartSeconds, FlagResume)
 		}
-		if len(missing) > 0 && r.longestCell == 0 {
+		if r.longestCell == 0 {
 			again += fmt.Sprintf("; none of them fitted into %d s: give parts more time", r.ask.PartSeconds)
 		}
 		return fmt.Errorf("this part of the run in %s ended in time%s%s", r.dir.Path(), troubles, again)
