@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -67,6 +68,9 @@ func exit(err error) {
 
 // fakeServer is the engine or the Manager: its port is the last of what follows --port, or of --http-addr's host:port.
 func fakeServer(mode string) error {
+	if mode == modeSilent {
+		fmt.Println("INFO loading weights") // before its id, so that whoever has the id has the line
+	}
 	if err := notePID(); err != nil {
 		return err
 	}
@@ -75,7 +79,6 @@ func fakeServer(mode string) error {
 		fmt.Print(vllmDeath)
 		os.Exit(3)
 	case modeSilent:
-		fmt.Println("INFO loading weights")
 		select {}
 	case modeStubborn:
 		signal.Ignore(syscall.SIGTERM)
@@ -98,11 +101,17 @@ func fakeServer(mode string) error {
 	return http.ListenAndServe("127.0.0.1:"+port, mux)
 }
 
-// startDescendants starts a child in the same session, and one in a session of its own that starts another one and ends, as a daemon does.
+// startDescendants starts a child in the same session, and one in a session of its own that starts another one and ends, as a daemon does. It
+// returns when both that stay have noted their ids, so that what is ready is complete.
 func startDescendants() error {
+	noted, noting, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer noted.Close()
 	for _, kind := range []string{"plain", "daemon"} {
 		c := exec.Command(os.Args[0], roleDescendant, kind)
-		c.SysProcAttr = &syscall.SysProcAttr{Setsid: kind == "daemon"}
+		c.SysProcAttr, c.Stdout = &syscall.SysProcAttr{Setsid: kind == "daemon"}, noting
 		if err := c.Start(); err != nil {
 			return err
 		}
@@ -112,17 +121,24 @@ func startDescendants() error {
 			}
 		}
 	}
-	return nil
+	if err := noting.Close(); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(noted, make([]byte, 2)) // a byte of each
+	return err
 }
 
 func fakeDescendant() error {
 	if os.Args[2] == "daemon" {
 		c := exec.Command(os.Args[0], roleDescendant, "orphan")
-		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		c.SysProcAttr, c.Stdout = &syscall.SysProcAttr{Setsid: true}, os.Stdout
 		return c.Start()
 	}
 	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
 	if err := notePID(); err != nil {
+		return err
+	}
+	if _, err := os.Stdout.Write([]byte{'n'}); err != nil {
 		return err
 	}
 	select {}
@@ -163,14 +179,14 @@ func testSpec(folder, backend string) Spec {
 func tree(t *testing.T, file string, want int) []*os.Process {
 	t.Helper()
 	var found []*os.Process
-	for found = nil; len(found) < want; {
+	for end := time.Now().Add(treeLimit); len(found) < want; {
 		text, err := os.ReadFile(file)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
 		}
 		words := strings.Fields(string(text))
 		if len(words) < want {
-			waitTick()
+			waitTick(t, end)
 			continue
 		}
 		for _, word := range words {
@@ -188,15 +204,25 @@ func tree(t *testing.T, file string, want int) []*os.Process {
 	return found
 }
 
-// waitTick lets other processes run before a file is read again; the test's own limit ends a wait in vain.
-func waitTick() { <-time.After(5 * time.Millisecond) }
+// treeLimit bounds the waits for processes: a machine may be busy, but not for so long.
+const treeLimit = time.Minute
+
+// waitTick lets other processes run before one looks again; past the end of a wait the test fails.
+func waitTick(t *testing.T, end time.Time) {
+	t.Helper()
+	if time.Now().After(end) {
+		t.Fatalf("what was waited for did not come within %v", treeLimit)
+	}
+	<-time.After(5 * time.Millisecond)
+}
 
 // awaitGone returns once no process of a tree is alive; a zombie of another parent counts as gone.
 func awaitGone(t *testing.T, processes []*os.Process) {
 	t.Helper()
+	end := time.Now().Add(treeLimit)
 	for _, p := range processes {
 		for alive(p.Pid) {
-			waitTick()
+			waitTick(t, end)
 		}
 	}
 }
