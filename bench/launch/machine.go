@@ -21,10 +21,17 @@ import (
 // smiLimit bounds one question to nvidia-smi, which takes seconds while a driver wakes up.
 const smiLimit = 30 * time.Second
 
-// Machine reads what the host is. What cannot be read stays empty.
+// Machine reads what the host is, its GPUs too. What cannot be read stays empty.
 func Machine(ctx context.Context) record.Machine {
+	m := Host()
+	m.GPUs = gpus(ctx)
+	return m
+}
+
+// Host reads what the host is, its GPUs left out: asking for them can take seconds. What cannot be read stays empty.
+func Host() record.Machine {
 	root := os.DirFS("/")
-	m := record.Machine{CPU: cpuName(root), CPUs: runtime.NumCPU(), NUMANodes: numaNodes(root), GPUs: gpus(ctx)}
+	m := record.Machine{CPU: cpuName(root), CPUs: runtime.NumCPU(), NUMANodes: numaNodes(root)}
 	if allowed, err := doctor.AllowedMemory(root); err == nil {
 		m.MemoryBytes = allowed.Bytes
 	}

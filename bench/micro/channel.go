@@ -212,7 +212,7 @@ func (o ChannelOptions) publish(ctx context.Context, r *report) error {
 			var reserves, whole []time.Duration
 			begun := time.Now()
 			for n := 0; n < o.pages()/publishPages && (n <= channelWarmUp || time.Since(begun) < o.RowTime); n++ {
-				reserve, commit, err := publishOnce(ctx, e, keysOf(next, publishPages))
+				reserve, commit, err := e.publish(ctx, keysOf(next, publishPages))
 				if err != nil {
 					return err
 				}
@@ -232,22 +232,4 @@ func (o ChannelOptions) publish(ctx context.Context, r *report) error {
 		}
 		return nil
 	})
-}
-
-// publishOnce returns the time until the reserve was answered and until the Manager had sealed the pages.
-func publishOnce(ctx context.Context, e *engine, keys []wire.Key) (reserve, commit time.Duration, err error) {
-	begun := time.Now()
-	reserved, err := e.scheduler.Reserve(ctx, wire.Reserve{Namespace: e.namespace, Instance: e.instance, Keys: keys})
-	reserve = time.Since(begun)
-	if err != nil {
-		return 0, 0, err
-	}
-	if int(reserved.Pages) != len(keys) {
-		return 0, 0, fmt.Errorf("%d of %d pages were granted", reserved.Pages, len(keys))
-	}
-	if err := e.worker.Committed(reserved.Reservation, 0, wire.Range{Count: reserved.Pages}); err != nil {
-		return 0, 0, err
-	}
-	err = e.worker.Ping(ctx)
-	return reserve, time.Since(begun), err
 }

@@ -40,11 +40,10 @@ type disk struct {
 // openDisk makes the file in a folder that checkFolder took and fills it with bytes that no device can shrink. The error says what of the folder,
 // its file system or its disk cannot be measured.
 func openDisk(ctx context.Context, folder string, bytes uint64) (*disk, error) {
-	storage, err := launch.StorageOf("", folder) // whether O_DIRECT holds is asked of the file itself
+	storage, err := launch.StorageOf("ssd", folder)
 	if err != nil {
 		return nil, err
 	}
-	storage.Use = launch.UseSSD
 	d := &disk{direct: -1, buffered: -1, bytes: bytes, storage: storage}
 	err = d.open(folder)
 	if err == nil {

@@ -93,19 +93,19 @@ func (o PoolOptions) queryHost(ctx context.Context, r *report, h *host, clients,
 	return nil
 }
 
-// collectGarbage collects without end until the returned function is called, which gives the pauses of the last collections.
+// collectGarbage collects once at least and without end until the returned function is called, which gives the pauses of the last collections.
 func collectGarbage() (pauses func() []time.Duration) {
 	stop, done := make(chan struct{}), make(chan struct{})
 	var before debug.GCStats
 	debug.ReadGCStats(&before)
 	go func() {
 		defer close(done)
-		for {
+		for { // the first collection comes before any look at stop, so that there is a pause to tell of
+			runtime.GC()
 			select {
 			case <-stop:
 				return
 			default:
-				runtime.GC()
 			}
 		}
 	}()

@@ -126,24 +126,28 @@ func (e *engine) close() error { return errors.Join(e.worker.Close(), e.schedule
 // publishAll publishes the keys in order, in operations as large as the channel takes.
 func (e *engine) publishAll(ctx context.Context, keys []wire.Key) error {
 	for part := range slices.Chunk(keys, wire.OperationKeysMax) {
-		if err := e.publish(ctx, part); err != nil {
+		if _, _, err := e.publish(ctx, part); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// publish makes pages of these keys visible. Their bytes are never read here, so none is written.
-func (e *engine) publish(ctx context.Context, keys []wire.Key) error {
+// publish makes pages of these keys visible and returns the time until the reserve was answered, and until the Manager had sealed the pages. Their
+// bytes are never read here, so none is written.
+func (e *engine) publish(ctx context.Context, keys []wire.Key) (reserve, commit time.Duration, err error) {
+	begun := time.Now()
 	reserved, err := e.scheduler.Reserve(ctx, wire.Reserve{Namespace: e.namespace, Instance: e.instance, Keys: keys})
+	reserve = time.Since(begun)
 	if err != nil {
-		return err
+		return 0, 0, err
 	}
 	if int(reserved.Pages) != len(keys) {
-		return fmt.Errorf("%d of %d pages were granted: the pool is too small or not fresh", reserved.Pages, len(keys))
+		return 0, 0, fmt.Errorf("%d of %d pages were granted: the pool is too small or not fresh", reserved.Pages, len(keys))
 	}
 	if err := e.worker.Committed(reserved.Reservation, 0, wire.Range{Count: reserved.Pages}); err != nil {
-		return err
+		return 0, 0, err
 	}
-	return e.worker.Ping(ctx)
+	err = e.worker.Ping(ctx)
+	return reserve, time.Since(begun), err
 }

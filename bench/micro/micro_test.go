@@ -13,25 +13,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-func TestQuantilesAndMedians(t *testing.T) {
-	var samples []time.Duration
-	for i := 1; i <= 200; i++ {
-		samples = append(samples, time.Duration(i))
-	}
-	for percent, want := range map[int]time.Duration{0: 1, 1: 2, 50: 100, 99: 198, 100: 200} {
-		if got := quantile(samples, percent); got != want {
-			t.Errorf("%d %% is %d, want %d", percent, got, want)
-		}
-	}
-	if quantile(nil, 50) != 0 {
-		t.Error("no samples have a quantile")
-	}
-	if median([]float64{9, 1, 4}) != 4 || median([]float64{9, 1, 4, 2}) != 3 {
-		t.Error("median")
-	}
-}
+	"orbitkv/bench/stat"
+)
 
 // TestTheTableJoinsRounds checks that rounds are joined by name and clients, and that a ceiling is found among equal clients.
 func TestTheTableJoinsRounds(t *testing.T) {
@@ -118,16 +102,21 @@ func TestRatesAreComparedAsRates(t *testing.T) {
 	}
 }
 
-// TestFewSamplesHaveNoTail checks that a 99th percentile is only told of enough samples.
+// TestFewSamplesHaveNoTail checks that a 99th percentile is only told of enough samples, and that no samples are zeros rather than no numbers.
 func TestFewSamplesHaveNoTail(t *testing.T) {
-	r := &report{}
-	r.times("few", 1, "", make([]time.Duration, enoughForP99-1))
-	many := make([]time.Duration, enoughForP99)
-	many[0] = time.Second
-	many[1] = time.Second
+	r := &report{round: 1}
+	r.times("few", 1, "", make([]time.Duration, stat.P99Min-1))
+	many := make([]time.Duration, stat.P99Min)
+	many[0], many[1] = time.Second, time.Second
 	r.times("many", 1, "", many)
-	if r.figures[0].P99 != 0 || r.figures[1].P99 != 1e6 {
-		t.Errorf("%+v", r.figures)
+	r.times("none", 1, "", nil)
+	for _, figures := range [][]figure{r.figures, r.medians()} {
+		if few, many := figures[0], figures[1]; few.P99 != 0 || many.P99 != 1e6 || many.P50 != 0 || many.Max != 1e6 {
+			t.Errorf("%+v", figures)
+		}
+		if none := figures[2]; none.N != 0 || none.P50 != 0 || none.P99 != 0 || none.Max != 0 {
+			t.Errorf("no samples are %+v", none)
+		}
 	}
 }
 

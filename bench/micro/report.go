@@ -13,13 +13,10 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
+	"orbitkv/bench/stat"
 )
-
-// enoughForP99 is how many samples of one round a 99th percentile needs to be one.
-const enoughForP99 = 100
 
 // Units of rates.
 const (
@@ -36,7 +33,7 @@ type figure struct {
 	Unit     string          `json:"unit"` // of P50, P99 and Max
 	N        int             `json:"n"`
 	P50      float64         `json:"p50"`
-	P99      float64         `json:"p99,omitempty"` // absent below enoughForP99 samples
+	P99      float64         `json:"p99,omitempty"` // absent below stat.P99Min samples
 	Max      float64         `json:"max,omitempty"`
 	Rate     float64         `json:"rate,omitempty"` // of all clients together
 	RateUnit string          `json:"rate_unit,omitempty"`
@@ -54,20 +51,8 @@ type machine struct {
 }
 
 func thisMachine() machine {
-	m := machine{CPU: "unknown", CPUs: runtime.NumCPU(), Kernel: "unknown", Go: runtime.Version()}
-	var u unix.Utsname
-	if unix.Uname(&u) == nil {
-		m.Kernel = unix.ByteSliceToString(u.Release[:])
-	}
-	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(text)) {
-			if name, value, found := strings.Cut(line, ":"); found && strings.TrimSpace(name) == "model name" {
-				m.CPU = strings.TrimSpace(value)
-				break
-			}
-		}
-	}
-	return m
+	host := launch.Host()
+	return machine{CPU: host.CPU, CPUs: host.CPUs, Kernel: host.Kernel, Go: runtime.Version()}
 }
 
 // report collects the figures of all rounds.
@@ -92,15 +77,18 @@ func (r *report) times(name string, parallel int, ceiling string, samples []time
 	r.rated(name, parallel, ceiling, samples, 0, "")
 }
 
-// rated adds the distribution of samples in microseconds, and the rate of all clients together.
+// rated adds the distribution of samples in microseconds, and the rate of all clients together. Without samples it adds zeros.
 func (r *report) rated(name string, parallel int, ceiling string, samples []time.Duration, rate float64, unit string) {
-	slices.Sort(samples)
-	f := figure{
-		Name: name, Parallel: parallel, Unit: "us", N: len(samples), Ceiling: ceiling, Rate: rate, RateUnit: unit,
-		P50: micros(quantile(samples, 50)), Max: micros(quantile(samples, 100)),
+	f := figure{Name: name, Parallel: parallel, Unit: "us", N: len(samples), Ceiling: ceiling, Rate: rate, RateUnit: unit}
+	values := make([]float64, len(samples))
+	for i, sample := range samples {
+		values[i] = micros(sample)
 	}
-	if len(samples) >= enoughForP99 {
-		f.P99 = micros(quantile(samples, 99))
+	if len(values) > 0 {
+		f.P50, f.Max = stat.Median(values), slices.Max(values)
+	}
+	if p99 := stat.Rare(values, 0.99); p99 != nil {
+		f.P99 = *p99
 	}
 	r.add(f)
 }
@@ -109,14 +97,6 @@ func (r *report) rated(name string, parallel int, ceiling string, samples []time
 func (r *report) add(f figure) {
 	f.Bench, f.Round, f.Machine, f.Storage = r.bench, r.round, r.machine, r.storage
 	r.figures = append(r.figures, f)
-}
-
-// quantile returns the smallest sorted sample that percent of all are not above, zero without samples.
-func quantile(sorted []time.Duration, percent int) time.Duration {
-	if len(sorted) == 0 {
-		return 0
-	}
-	return sorted[max(0, (len(sorted)*percent+99)/100-1)]
 }
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
@@ -154,23 +134,13 @@ func (r *report) medians() []figure {
 				p99 = append(p99, one.P99)
 			}
 		}
-		f.P50, f.P99, f.Max, f.Rate = median(p50), median(p99), median(top), median(rates)
+		f.P50, f.Max, f.Rate = stat.Median(p50), stat.Median(top), stat.Median(rates)
+		if len(p99) > 0 {
+			f.P99 = stat.Median(p99)
+		}
 		joined = append(joined, f)
 	}
 	return joined
-}
-
-// median returns zero without values.
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	slices.Sort(values)
-	middle := len(values) / 2
-	if len(values)%2 == 1 {
-		return values[middle]
-	}
-	return (values[middle-1] + values[middle]) / 2
 }
 
 // print writes the medians as a Markdown table, so that a page can take it as it is.
