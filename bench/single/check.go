@@ -281,20 +281,51 @@ func (a *Ask) checkModel(m record.Model) error {
 // notes says what a reader must know of an Ask that can be measured.
 func (a *Ask) notes(m record.Model) []string {
 	var all []string
-	longest := slices.Max(a.Lengths)
-	need := float64(longest+pressureCount*a.PressureTokens) * float64(m.BytesPerToken) / (1 << 30)
-	if a.Workload != Sustained && need > a.HostGiB {
-		all = append(all, fmt.Sprintf("a prompt of %d tokens and its pressure need %.2f GiB of external memory and %g are given: the prompt may be gone before it is asked for again",
-			longest, need, a.HostGiB))
+	widest, what := a.widest(), "a prompt"
+	if a.Workload == Concurrent {
+		what = "a burst"
+	}
+	gibs := func(tokens int) float64 { return float64(tokens) * float64(m.BytesPerToken) / (1 << 30) }
+	if need := gibs(widest + pressureCount*a.PressureTokens); a.Workload != Sustained && need > a.HostGiB {
+		all = append(all, fmt.Sprintf("%s of %d tokens and its pressure need %.2f GiB of external memory and %g are given: the prompt may be gone before it is asked for again",
+			what, widest, need, a.HostGiB))
+	}
+	if a.Workload == Concurrent && widest > a.GPUTokens {
+		all = append(all, fmt.Sprintf("the widest burst has prompts of %d tokens and device memory holds %d: some requests wait for others, and their times hold that wait", widest, a.GPUTokens))
+	}
+	if device := gibs(a.GPUTokens); device > a.HostGiB {
+		all = append(all, fmt.Sprintf("device memory holds %.2f GiB of KV and the external cache %g: it is the smaller one", device, a.HostGiB))
 	}
 	for _, backend := range a.Backends {
 		if whole := launch.WholeGiB(a.HostGiB); launch.TakesWholeGiB(a.Engine, backend) && whole != a.HostGiB {
 			all = append(all, fmt.Sprintf("%s takes whole GiB alone and has %g of host memory, the other backends %g: name a whole --%s to compare them",
 				backend, whole, a.HostGiB, FlagHostGiB))
 		}
-	}
-	if device := float64(a.GPUTokens) * float64(m.BytesPerToken) / (1 << 30); device > a.HostGiB {
-		all = append(all, fmt.Sprintf("device memory holds %.2f GiB of KV and the external cache %g: it is the smaller one", device, a.HostGiB))
+		if !a.tellsBytes(backend) {
+			all = append(all, fmt.Sprintf("%s tells neither what it restores nor what it still stores: its sources rest on the engine's counters and answers alone", backend))
+		}
 	}
 	return all
+}
+
+// widest returns the prompt tokens that are asked for at once: of the longest prompt, or of the largest burst of the pattern mixed.
+func (a *Ask) widest() int {
+	widest := slices.Max(a.Lengths)
+	if a.Workload != Concurrent {
+		return widest
+	}
+	for _, c := range a.Concurrencies {
+		burst := 0
+		for i := range c {
+			burst += a.Lengths[i%len(a.Lengths)]
+		}
+		widest = max(widest, burst)
+	}
+	return widest
+}
+
+// tellsBytes says whether anybody beside the engine's own scheduler counts what a backend restores. Native has nothing to count.
+func (a *Ask) tellsBytes(backend string) bool {
+	simple := a.Engine == launch.VLLM && backend == launch.CPU && a.CPUConnector == launch.SimpleConnector
+	return backend != launch.FlexKV && !simple
 }

@@ -188,6 +188,7 @@ func TestNotesTellOfABackendThatTakesWholeGiB(t *testing.T) {
 		{launch.SGLang, launch.CPU, 0.25, "cpu takes whole GiB alone and has 1 of host memory, the other backends 0.25"},
 		{launch.SGLang, launch.CPU, 2.5, "has 2 of host memory, the other backends 2.5"},
 		{launch.VLLM, launch.FlexKV, 0.5, "flexkv takes whole GiB"},
+		{launch.VLLM, launch.FlexKV, 16, "flexkv tells neither what it restores"},
 		{launch.VLLM, launch.CPU, 0.25, ""},
 		{launch.SGLang, launch.OrbitKV, 0.25, ""},
 		{launch.SGLang, launch.CPU, 16, ""},
@@ -197,5 +198,40 @@ func TestNotesTellOfABackendThatTakesWholeGiB(t *testing.T) {
 		if !strings.Contains(notes, test.want) || test.want == "" && notes != "" {
 			t.Errorf("%s with %s and %g GiB: the notes say %q, want %q", test.engine, test.backend, test.host, notes, test.want)
 		}
+	}
+}
+
+func TestNotesTellOfBurstsThatDoNotFit(t *testing.T) {
+	ask := sound()
+	ask.complete()
+	ask.Workload, ask.Lengths, ask.Concurrencies, ask.GPUTokens = Concurrent, []int{1024, 4096}, []int{1, 5}, 13312
+	model := record.Model{BytesPerToken: 147456}
+	if notes := ask.notes(model); len(notes) != 0 {
+		t.Errorf("a burst of three times 1024 and two of 4096 does not fit: %q", notes)
+	}
+	ask.GPUTokens = 11264
+	if notes := ask.notes(model); len(notes) != 0 {
+		t.Errorf("a burst of as many tokens as device memory holds does not fit: %q", notes)
+	}
+	ask.GPUTokens--
+	if notes := strings.Join(ask.notes(model), "\n"); !strings.Contains(notes, "prompts of 11264 tokens and device memory holds 11263") {
+		t.Errorf("the notes say %q", notes)
+	}
+	ask.HostGiB, ask.GPUTokens = 4.9, 16384
+	if notes := strings.Join(ask.notes(model), "\n"); !strings.Contains(notes, "a burst of 11264 tokens and its pressure need 4.92 GiB") {
+		t.Errorf("of 4.9 GiB the notes say %q", notes)
+	}
+}
+
+func TestNotesTellOfAConnectorThatCountsNothing(t *testing.T) {
+	ask := sound()
+	ask.complete()
+	ask.Engine, ask.Backends = launch.VLLM, []string{launch.CPU, launch.OrbitKV, launch.LMCache}
+	if notes := ask.notes(record.Model{BytesPerToken: 1}); len(notes) != 0 {
+		t.Errorf("the notes say %q", notes)
+	}
+	ask.CPUConnector = launch.SimpleConnector
+	if notes := strings.Join(ask.notes(record.Model{BytesPerToken: 1}), "\n"); !strings.Contains(notes, "cpu tells neither") {
+		t.Errorf("the notes say %q", notes)
 	}
 }
