@@ -260,8 +260,11 @@ func groupCells(g *report.Group, r report.Row, first bool) []cell {
 		failed, outputs = countCell(g.Failed, g.Failed > 0), outputsCell(g.Outputs)
 	}
 	restored := notKnown
-	if r.LoadBytes > 0 {
+	switch {
+	case r.LoadBytes > 0:
 		restored = size(r.LoadBytes)
+	case r.External > 0 && (g.Workload == "latency" || g.Workload == "partial"):
+		restored = "not told"
 	}
 	return append(groupHead(g),
 		cell{Text: words(oneLine(string(r.Source))), Look: odd(g, r.Source)},

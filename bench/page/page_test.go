@@ -144,19 +144,35 @@ func TestSections(t *testing.T) {
 func TestOutputs(t *testing.T) {
 	run, s := latencyRun(t)
 	d := &s.Differing[0]
-	d.Verdict, d.Why, d.Reused, d.SameText, d.Others = record.OtherBoundary, "it reused 1023 tokens and the engine's own hit 960", 1023, []string{"cpu"}, 2
+	differs, own := true, 960
+	d.Verdict, d.Reused, d.ControlReused, d.ControlDiffers, d.SameText, d.Others = record.OtherBoundary, 1023, &own, &differs, []string{"cpu"}, 2
 	text := parse(t, render(t, run, s)).text
 	for _, want := range []string{
-		"0 unexplained by the engine alone, 1 at a boundary that the engine alone cannot show", "no proof either way", "it reused 1023 tokens and the engine's own hit 960", "1 023",
+		"0 unexplained by the engine alone, 1 at a boundary that the engine alone cannot show", "no proof either way", "960 differs, too", "1 023",
 		"cpu and orbitkv: the same text in 44 of 45 corresponding requests.", "native and cpu: the same text in all 45 corresponding requests.", "4 of 5",
 	} {
 		if !strings.Contains(text, strings.ReplaceAll(want, "1 023", grouped(1023))) {
 			t.Errorf("the page does not say %q", want)
 		}
 	}
+	d.Verdict, d.Why = record.Unexplained, "the engine alone reuses the same 960 tokens"
+	if text := parse(t, render(t, run, s)).text; !strings.Contains(text, "1 unexplained by the engine alone") || !strings.Contains(text, d.Why) {
+		t.Error("the page does not say what is unexplained and why")
+	}
 	d.Verdict = ""
 	if text := parse(t, render(t, run, s)).text; !strings.Contains(text, "1 without a control yet") || !strings.Contains(text, "no control yet") {
 		t.Error("the page does not say that a control is missing")
+	}
+}
+
+// TestMixedHits tells a hit in device memory that restored a tail from a sample that came from a wrong source.
+func TestMixedHits(t *testing.T) {
+	run, s := latencyRun(t)
+	hit := slices.IndexFunc(s.Groups, func(g report.Group) bool { return g.Backend == "cpu" && g.Phase == record.HBMHit })
+	s.Groups[hit].Sources, s.Groups[hit].Unexpected = []report.SourceCount{{Source: record.FromBoth, N: 5}}, 5
+	want := "; 5 HBM hits restored a part from outside, too (mixed); 2 came from another cache source"
+	if text := parse(t, render(t, run, s)).text; !strings.Contains(text, want) {
+		t.Errorf("the page does not say %q", want)
 	}
 }
 

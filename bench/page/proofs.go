@@ -25,6 +25,7 @@ const (
 // differences is the section of the outputs that differ from their cold ones.
 func differences(s *report.Summary) section {
 	out := section{ID: "outputs", Title: "Output differences"}
+	out.Parts = agreementParts(s.Agreements)
 	compared := 0
 	for _, g := range s.Groups {
 		compared += g.Outputs.Compared
@@ -37,15 +38,14 @@ func differences(s *report.Summary) section {
 	default:
 		out.Intro = []string{fmt.Sprintf("%d of %s differ from the cold one of the same prompt. None is left out of the latencies. "+
 			"A prompt that differs is asked again on the engine without an external cache, cold and as its own hit, and the verdict says what that shows. "+
-			"Where reuse ends at another token the rest of the prompt is computed in another shape and rounds otherwise, so only hits that end alike are compared.",
+			"Where reuse ends at another token the rest of the prompt is computed in another shape and may round otherwise, so such a hit is no proof for or against a cache.",
 			len(s.Differing), counted(compared, "compared answer"))}
-		p := part{Table: differingTable(s.Differing[:min(len(s.Differing), differMax)])}
+		p := part{Title: "Answers that differ from the cold one", Table: differingTable(s.Differing[:min(len(s.Differing), differMax)])}
 		if len(s.Differing) > differMax {
 			p.Text = []string{fmt.Sprintf("The first %d of %d; summary.json has all.", differMax, len(s.Differing))}
 		}
 		out.Parts = append(out.Parts, p)
 	}
-	out.Parts = append(out.Parts, agreementParts(s.Agreements)...)
 	if texts := attributionLogs(s.Attributions); len(texts) > 0 {
 		p := part{Title: "The texts", Logs: texts}
 		if len(s.Attributions) > comparedMax {
@@ -85,7 +85,8 @@ func differingTable(all []report.Differing) *table {
 		{Text: "Prompt", Number: true},
 		{Text: "Request"},
 		{Text: "Source"},
-		{Text: "Reused", Number: true},
+		{Text: "Reused", Unit: "tokens", Number: true},
+		{Text: "Engine's hit", Unit: "tokens", Number: true},
 		{Text: "Same text from"},
 		{Text: "Verdict"},
 	}}
@@ -100,11 +101,33 @@ func differingTable(all []report.Differing) *table {
 			codeCell(d.Request),
 			textCell(sourceShort(d.Source)),
 			numberCell(reusedText(d.Reused, d.Reused)),
+			ownHitCell(&d),
 			textCell(d.Alike()),
-			{Text: verdictText(d.Verdict), Small: oneLine(d.Why), Look: d.Verdict == record.Unexplained},
+			{Text: verdictText(d.Verdict), Small: reasonOf(&d), Look: d.Verdict == record.Unexplained},
 		}})
 	}
 	return t
+}
+
+// ownHitCell is how far the engine's own hit reused the prompt, and whether its text is its cold one.
+func ownHitCell(d *report.Differing) cell {
+	if d.ControlReused == nil || d.ControlDiffers == nil {
+		return numberCell(notKnown)
+	}
+	c := numberCell(reusedText(*d.ControlReused, *d.ControlReused))
+	c.Small = "as its cold one"
+	if *d.ControlDiffers {
+		c.Small = "differs, too"
+	}
+	return c
+}
+
+// reasonOf is the reason of a verdict where the columns beside it do not say it.
+func reasonOf(d *report.Differing) string {
+	if d.Verdict == record.OtherBoundary && d.ControlReused != nil || d.Verdict == record.EngineReproduces {
+		return ""
+	}
+	return oneLine(d.Why)
 }
 
 // agreementParts say how often two backends gave the same request the same text.

@@ -81,7 +81,7 @@ func (t *text) latencies(s *Summary) {
 		"length", "at once", "state", "backend", "n", "source", " TTFT p50", "95 % interval", "      p95", "      p99", "  E2E p50", " TPOT p50", "restored in all", "outputs",
 	}, rows)
 	if unexpected {
-		t.line("  ! a source that the state is not meant to have; these samples are in no difference and in no restore time")
+		t.line("  ! a source that the state is not meant to have; but for mixed HBM hits these samples are in no difference and in no restore time")
 	}
 	t.line("  intervals: percentile bootstrap, %d resamples, seeded; none below %d samples, no p95 below %d, no p99 below %d",
 		stat.Resamples, stat.IntervalMin, stat.P95Min, stat.P99Min)
@@ -103,7 +103,15 @@ func (g *Group) line(r Row) []string {
 		source += " !"
 	}
 	return append(g.place(), fmt.Sprint(r.N), source, median(r.TTFT), interval(r.TTFT.Interval), msOr(r.TTFTp95), msOr(r.TTFTp99),
-		median(r.E2E), median(r.TPOT), size(r.LoadBytes), "")
+		median(r.E2E), median(r.TPOT), g.restored(r), "")
+}
+
+// restored is what the cache service says it restored. Some tell no bytes, and those of a burst belong to no single group.
+func (g *Group) restored(r Row) string {
+	if r.LoadBytes == 0 && r.External > 0 && (g.Workload == latency || g.Workload == partial) {
+		return "not told"
+	}
+	return size(r.LoadBytes)
 }
 
 // differences is the table of pairings.
