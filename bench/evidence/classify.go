@@ -8,13 +8,6 @@ import (
 	"orbitkv/bench/record"
 )
 
-// The backends that classification knows by name.
-const (
-	native  = "native"
-	orbitkv = "orbitkv"
-	lmcache = "lmcache"
-)
-
 // Case is what is known of one request, or of one burst: the answer and the settled counters around it.
 type Case struct {
 	Engine        string // vllm or sglang

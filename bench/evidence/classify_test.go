@@ -50,9 +50,9 @@ func truthful(f facts) Case {
 		move(series(sglangCached, "cache_source", "host"), f.external)
 	}
 	switch f.backend {
-	case orbitkv:
+	case record.OrbitKV:
 		move(managerLoadBytes, f.external*testBytes)
-	case lmcache:
+	case record.LMCache:
 		move(daemonChunks, f.external/testPage)
 	case "cpu":
 		move(vllmLoadBytes, f.external*testBytes)
@@ -71,7 +71,7 @@ func truthful(f facts) Case {
 func TestSources(t *testing.T) {
 	t.Parallel()
 	for _, engine := range []string{load.VLLM, load.SGLang} {
-		for _, backend := range []string{native, "cpu", orbitkv, lmcache, "flexkv"} {
+		for _, backend := range []string{record.Native, record.CPU, record.OrbitKV, record.LMCache, "flexkv"} {
 			cases := []struct {
 				device, external float64
 				want             record.Source
@@ -79,7 +79,7 @@ func TestSources(t *testing.T) {
 				{0, 0, record.Miss}, {testMost, 0, record.FromHBM}, {0, testMost, record.FromExternal}, {testPage, testMost - testPage, record.FromBoth},
 			}
 			for _, k := range cases {
-				if backend == native && k.external > 0 {
+				if backend == record.Native && k.external > 0 {
 					continue
 				}
 				c := truthful(facts{engine, backend, k.device, k.external})
@@ -91,7 +91,7 @@ func TestSources(t *testing.T) {
 					t.Errorf("%s with %s: %+v", engine, backend, e)
 				}
 				bytes := 0.0
-				if backend == "cpu" || backend == orbitkv {
+				if backend == record.CPU || backend == record.OrbitKV {
 					bytes = k.external * testBytes
 				}
 				if e.LoadBytes != bytes {
@@ -105,10 +105,10 @@ func TestSources(t *testing.T) {
 // TestDoubts changes one fact of a truthful case at a time: the verdict is unverified and says which fact did not add up.
 func TestDoubts(t *testing.T) {
 	t.Parallel()
-	vllmRestored := facts{load.VLLM, orbitkv, 0, testMost}
-	vllmMiss := facts{load.VLLM, orbitkv, 0, 0}
-	sglangRestored := facts{load.SGLang, orbitkv, 0, testMost}
-	sglangMiss := facts{load.SGLang, orbitkv, 0, 0}
+	vllmRestored := facts{load.VLLM, record.OrbitKV, 0, testMost}
+	vllmMiss := facts{load.VLLM, record.OrbitKV, 0, 0}
+	sglangRestored := facts{load.SGLang, record.OrbitKV, 0, testMost}
+	sglangMiss := facts{load.SGLang, record.OrbitKV, 0, 0}
 	moves := func(name string, by float64) func(*Case) { return func(c *Case) { c.After.Values[name] += by } }
 	gone := func(name string) func(*Case) { return func(c *Case) { delete(c.After.Values, name) } }
 	answers := func(change func(*load.Answer)) func(*Case) { return func(c *Case) { change(&c.Answer) } }
@@ -143,12 +143,12 @@ func TestDoubts(t *testing.T) {
 		{"a failed copy", vllmRestored, moves(managerFailedLoads, 3), "3 pages whose copy failed"},
 		{"vLLM's own cache: too few bytes", facts{load.VLLM, "cpu", 0, testMost}, moves(vllmLoadBytes, -1), vllmLoadBytes + " moved by 917503"},
 		{"HiCache: too few bytes", facts{load.SGLang, "cpu", 0, testMost}, moves(sglangLoadBytes, -1), sglangLoadBytes + " moved by 917503"},
-		{"LMCache: too few chunks", facts{load.VLLM, lmcache, 0, testMost}, moves(daemonChunks, -1), "LMCache loaded 6 chunks of 64"},
-		{"LMCache: chunks without tokens", facts{load.SGLang, lmcache, 0, 0}, moves(daemonChunks, 1), "LMCache loaded 1 chunks, and no token"},
-		{"outside of nothing", facts{load.VLLM, native, 0, testMost}, func(*Case) {}, "started without an external cache"},
+		{"LMCache: too few chunks", facts{load.VLLM, record.LMCache, 0, testMost}, moves(daemonChunks, -1), "LMCache loaded 6 chunks of 64"},
+		{"LMCache: chunks without tokens", facts{load.SGLang, record.LMCache, 0, 0}, moves(daemonChunks, 1), "LMCache loaded 1 chunks, and no token"},
+		{"outside of nothing", facts{load.VLLM, record.Native, 0, testMost}, func(*Case) {}, "started without an external cache"},
 		{"an absent counter", vllmMiss, gone(vllmOuterHits), vllmOuterHits + " is not served"},
 		{"an absent Manager", vllmMiss, gone(managerLoadBytes), managerLoadBytes + " is not served"},
-		{"an absent daemon", facts{load.VLLM, lmcache, 0, 0}, gone(daemonChunks), daemonChunks + " is not served"},
+		{"an absent daemon", facts{load.VLLM, record.LMCache, 0, 0}, gone(daemonChunks), daemonChunks + " is not served"},
 		{"a counter that fell", vllmMiss, moves(managerLoadBytes, -1), "fell from 1000 to 999"},
 		{
 			"another engine's counters", sglangRestored, func(c *Case) { c.After.Values = map[string]float64{} }, sglangFinished + " is not served",
@@ -167,7 +167,7 @@ func TestDoubts(t *testing.T) {
 // TestSGLangRestoresOnePageMore is no doubt: SGLang brings the page of the last token too and computes that token.
 func TestSGLangRestoresOnePageMore(t *testing.T) {
 	t.Parallel()
-	c := truthful(facts{load.SGLang, orbitkv, 0, testMost})
+	c := truthful(facts{load.SGLang, record.OrbitKV, 0, testMost})
 	c.After.Values[managerLoadBytes] += testPage * testBytes
 	if e := Classify(c); e.Source != record.FromExternal || e.LoadBytes != testWhole*testBytes {
 		t.Errorf("%+v", e)
@@ -190,7 +190,9 @@ func burst(of ...facts) (Case, []load.Answer) {
 
 func TestBursts(t *testing.T) {
 	t.Parallel()
-	of := func(engine string, device, external float64) facts { return facts{engine, orbitkv, device, external} }
+	of := func(engine string, device, external float64) facts {
+		return facts{engine, record.OrbitKV, device, external}
+	}
 	hbm, outer, both, miss := record.FromHBM, record.FromExternal, record.FromBoth, record.Miss
 	cases := []struct {
 		facts []facts
@@ -218,7 +220,7 @@ func TestBursts(t *testing.T) {
 
 func TestDoubtsOfBursts(t *testing.T) {
 	t.Parallel()
-	restored := facts{load.SGLang, orbitkv, 0, testMost}
+	restored := facts{load.SGLang, record.OrbitKV, 0, testMost}
 	cases := []struct {
 		change func(*Case, []load.Answer)
 		why    string // empty: no doubt
@@ -241,7 +243,7 @@ func TestDoubtsOfBursts(t *testing.T) {
 			}
 		}
 	}
-	c, answers := burst(facts{load.VLLM, orbitkv, 0, testMost}, facts{load.VLLM, orbitkv, 0, testMost})
+	c, answers := burst(facts{load.VLLM, record.OrbitKV, 0, testMost}, facts{load.VLLM, record.OrbitKV, 0, testMost})
 	c.After.Values[managerLoadBytes] = c.Before.Values[managerLoadBytes] + testPage*testBytes - 1
 	for _, e := range ClassifyBurst(c, answers) {
 		if e.Source != record.Unverified || !strings.Contains(e.Why, "64 tokens from outside are 131072 bytes") {

@@ -1,19 +1,22 @@
 package evidence
 
-import "orbitkv/bench/load"
+import (
+	"orbitkv/bench/load"
+	"orbitkv/bench/record"
+)
 
 // service checks what only the kind of backend says: a native engine has no outside, and LMCache counts chunks where others count bytes.
 func (l *ledger) service(external float64) {
 	switch l.c.Backend {
-	case native:
+	case record.Native:
 		if external > 0 {
 			l.doubt("the engine counts %g tokens from outside, and it was started without an external cache", external)
 		}
-	case orbitkv:
+	case record.OrbitKV:
 		if failed := l.delta(managerFailedLoads); failed != 0 {
 			l.doubt("the engine told of %g pages whose copy failed", failed)
 		}
-	case lmcache:
+	case record.LMCache:
 		l.chunks(external)
 	}
 }
@@ -32,7 +35,7 @@ func (l *ledger) chunks(external float64) {
 // loadBytes names the counter of restored bytes; empty where the backend has none.
 func (l *ledger) loadBytes() string {
 	switch {
-	case l.c.Backend == orbitkv:
+	case l.c.Backend == record.OrbitKV:
 		return managerLoadBytes
 	case l.c.Engine == load.VLLM && l.serves(vllmLoadBytes):
 		return vllmLoadBytes

@@ -8,19 +8,19 @@ import (
 	"orbitkv/bench/record"
 )
 
-// The engines.
+// The engines that can be started.
 const (
-	VLLM   = "vllm"
-	SGLang = "sglang"
+	VLLM   = record.VLLM
+	SGLang = record.SGLang
 )
 
-// The backends: where a prompt's KV may come from besides the engine's own device memory.
+// The backends that can be started beside or inside an engine.
 const (
-	Native  = "native"  // nothing else
-	CPU     = "cpu"     // what the engine brings itself to keep KV in host memory
-	OrbitKV = "orbitkv" // a Cache Manager of this build
-	LMCache = "lmcache" // its daemon
-	FlexKV  = "flexkv"  // inside the engine
+	Native  = record.Native
+	CPU     = record.CPU
+	OrbitKV = record.OrbitKV
+	LMCache = record.LMCache
+	FlexKV  = record.FlexKV
 )
 
 // The devices.
@@ -37,9 +37,9 @@ const (
 
 // The parts: what a process of a stack is.
 const (
-	PartEngine  = "engine"
-	PartManager = "manager"
-	PartLMCache = "lmcache"
+	PartEngine  = record.PartEngine
+	PartManager = record.PartManager
+	PartLMCache = record.PartLMCache
 )
 
 // Spec is one engine with one backend, as it is to be started.

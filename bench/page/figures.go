@@ -133,7 +133,7 @@ func (p plotted) nothingSerial(out part) part {
 
 // serial says whether the run's workload sends one request at a time.
 func (p plotted) serial() bool {
-	return p.summary.Workload == "latency" || p.summary.Workload == "partial"
+	return p.summary.Workload == record.WorkloadLatency || p.summary.Workload == record.WorkloadPartial
 }
 
 // strips returns one column for each source of a group.

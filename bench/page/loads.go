@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"orbitkv/bench/record"
 	"orbitkv/bench/report"
 )
 
@@ -14,7 +15,7 @@ import (
 func (p plotted) loadPart() (part, error) {
 	out := part{Title: "Load by concurrency"}
 	if len(p.summary.Windows) == 0 {
-		if p.summary.Workload == "concurrent" || p.summary.Workload == "sustained" {
+		if p.summary.Workload == record.WorkloadConcurrent || p.summary.Workload == record.WorkloadSustained {
 			out.Text = []string{"No window is finished, so there is nothing to draw."}
 			return out, nil
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"orbitkv/bench/record"
 	"orbitkv/bench/report"
 )
 
@@ -120,7 +121,7 @@ func leftOut(each *report.Pairing) string {
 func (p plotted) linkPart() (part, error) {
 	out := part{Title: "Restores beside the link"}
 	if len(p.summary.Exposed) == 0 {
-		if p.summary.Workload != "latency" {
+		if p.summary.Workload != record.WorkloadLatency {
 			return part{}, nil
 		}
 		out.Text = []string{"The exposed restore time is not known: it needs samples after pressure that came from outside and hits in device memory of the same length, of the engine without a cache or of the same backend."}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"image/color"
 	"math"
+
+	"orbitkv/bench/record"
 )
 
 // style is how one backend looks in every figure: a colour that people with any colour vision tell apart, and a shape besides.
@@ -15,11 +17,11 @@ type style struct {
 
 // Colours are of Okabe and Ito's set, with grey for the engine alone.
 var styles = map[string]style{
-	"native":  {ink: color.NRGBA{R: 0x55, G: 0x5b, B: 0x61, A: 0xff}},
-	"cpu":     {ink: color.NRGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}, corners: 4, turn: math.Pi / 4},
-	"orbitkv": {ink: color.NRGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}, corners: 4},
-	"lmcache": {ink: color.NRGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}, corners: 3, turn: math.Pi / 2},
-	"flexkv":  {ink: color.NRGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff}, corners: 3, turn: -math.Pi / 2},
+	record.Native:  {ink: color.NRGBA{R: 0x55, G: 0x5b, B: 0x61, A: 0xff}},
+	record.CPU:     {ink: color.NRGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}, corners: 4, turn: math.Pi / 4},
+	record.OrbitKV: {ink: color.NRGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}, corners: 4},
+	record.LMCache: {ink: color.NRGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}, corners: 3, turn: math.Pi / 2},
+	record.FlexKV:  {ink: color.NRGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff}, corners: 3, turn: -math.Pi / 2},
 }
 
 // styleOf returns a backend's looks; a backend that is not known gets one look of its own.

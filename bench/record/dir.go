@@ -44,8 +44,8 @@ const (
 // ErrClosed is what a row meets after Close.
 var ErrClosed = errors.New("the output directory was closed")
 
-// Outcomes are the words an attempt may end with.
-var outcomes = []string{"complete", "part", "failed", "interrupted"}
+// outcomes are the words that an attempt may end with.
+var outcomes = []string{Complete, Part, Failed, Interrupted}
 
 // Dir is an output directory that is being written; the process that has it holds its lock.
 type Dir struct {

@@ -14,12 +14,12 @@ const faultsMax = 20
 
 // The names of workloads and backends that rules depend on.
 const (
-	latency    = "latency"
-	partial    = "partial"
-	concurrent = "concurrent"
-	sustained  = "sustained"
-	shared     = "shared"
-	native     = "native"
+	latency    = record.WorkloadLatency
+	partial    = record.WorkloadPartial
+	concurrent = record.WorkloadConcurrent
+	sustained  = record.WorkloadSustained
+	shared     = record.Shared
+	native     = record.Native
 	controls   = "control/" // begins the cells in which differing outputs are attributed
 )
 

@@ -274,7 +274,7 @@ func failures(run *record.Run) []Failure {
 	}
 	var all []Failure
 	for _, f := range run.Failures {
-		missed := f.Stage == "end" || strings.HasPrefix(f.Cell, controls) // Nothing is measured again that would make up for these.
+		missed := f.Stage == record.AtEnd || strings.HasPrefix(f.Cell, controls) // Nothing is measured again that would make up for these.
 		all = append(all, Failure{f, !missed && (finished[f.Cell] || complete[f.Backend])})
 	}
 	return all
@@ -285,7 +285,7 @@ func notes(run *record.Run, s *Summary) []string {
 	all := slices.Concat(run.Manifest.Notes, run.Notes)
 	for i, attempt := range run.Manifest.Attempts {
 		switch attempt.Outcome {
-		case "complete", "part":
+		case record.Complete, record.Part:
 		case "":
 			all = append(all, fmt.Sprintf("attempt %d is still running, or was killed", i+1))
 		default:

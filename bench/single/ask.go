@@ -7,10 +7,10 @@ import (
 
 // The workloads.
 const (
-	Latency    = "latency"
-	Partial    = "partial"
-	Concurrent = "concurrent"
-	Sustained  = "sustained"
+	Latency    = record.WorkloadLatency
+	Partial    = record.WorkloadPartial
+	Concurrent = record.WorkloadConcurrent
+	Sustained  = record.WorkloadSustained
 )
 
 // The orders of a run.
@@ -84,7 +84,7 @@ type Ask struct {
 func Defaults() Ask {
 	return Ask{
 		Options: record.Options{
-			Backends: []string{"native"}, CPUConnector: "offloading", Workload: Latency, Lengths: []int{1024, 4096, 8192},
+			Backends: []string{launch.Native}, CPUConnector: launch.OffloadingConnector, Workload: Latency, Lengths: []int{1024, 4096, 8192},
 			GPUTokens: 16384, OutputTokens: 16, PageSize: 64, PrefillTokens: 8192, HostGiB: 16, Concurrencies: []int{1, 4, 8, 16},
 			DurationSeconds: 60, MaxRequests: 10_000, WorkingSet: 12, ReuseRatio: 0.75, Repeats: 5, Seed: 20260920, Order: Forward,
 			SettleSeconds: 1.2, EnginePython: "python3",

@@ -123,7 +123,7 @@ func (s *stage) must(ctx context.Context, failure error) error {
 	if err := s.alive(ctx, failure); err != nil {
 		return err
 	}
-	return &broken{"serve", "client", failure.Error(), ""}
+	return &broken{record.AtServe, record.PartClient, failure.Error(), ""}
 }
 
 // window is a span of requests that is being measured.

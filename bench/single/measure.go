@@ -195,7 +195,7 @@ func (r *run) takeUp() error {
 	}
 	r.refused = map[string]bool{}
 	for _, failure := range kept.Failures {
-		if failure.Stage == "start" {
+		if failure.Stage == record.AtStart {
 			r.refused[failure.Cell] = true
 		}
 	}

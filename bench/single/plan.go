@@ -11,8 +11,8 @@ import (
 var patterns = []string{patternShared, patternMixed}
 
 const (
-	patternShared = "shared"
-	patternMixed  = "mixed"
+	patternShared = record.Shared
+	patternMixed  = record.Mixed
 )
 
 // turn is one start of one backend: what it measures is done in order by one engine.

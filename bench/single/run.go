@@ -14,10 +14,10 @@ import (
 
 // The outcomes of an attempt.
 const (
-	Complete    = "complete"
-	Part        = "part"
-	Failed      = "failed"
-	Interrupted = "interrupted"
+	Complete    = record.Complete
+	Part        = record.Part
+	Failed      = record.Failed
+	Interrupted = record.Interrupted
 )
 
 // stopReserve is kept of a part's time for the end of its last backend: the drain check and the end of its processes.
@@ -159,7 +159,7 @@ func (r *run) ended(at record.Place, err error) error {
 		return nil
 	}
 	r.trouble("%s, pass %d: ending it: %v", at.Backend, at.Pass, err)
-	return r.dir.Failure(record.Failure{Place: at, Stage: "end", Part: launch.PartEngine, Reason: err.Error(), At: r.host.Now().UTC()})
+	return r.dir.Failure(record.Failure{Place: at, Stage: record.AtEnd, Part: launch.PartEngine, Reason: err.Error(), At: r.host.Now().UTC()})
 }
 
 // prelude sends what comes before the first cell of a start and is not measured.

@@ -76,7 +76,7 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 	go func() {
 		select {
 		case reason := <-stack.Died():
-			cancel(&broken{"serve", launch.PartEngine, reason, r.inside(logs(launch.PartEngine))})
+			cancel(&broken{record.AtServe, launch.PartEngine, reason, r.inside(logs(launch.PartEngine))})
 		case <-inner.Done():
 		}
 	}()
@@ -97,15 +97,15 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 func (r *run) startFailure(ctx context.Context, err error, log string) error {
 	if cause := context.Cause(ctx); cause != nil {
 		if errors.Is(cause, errPart) && r.longestStart == 0 {
-			return &broken{"start", launch.PartEngine, fmt.Sprintf("it was not ready when this part of %d s was used up: give parts more time", r.ask.PartSeconds), r.inside(log)}
+			return &broken{record.AtStart, launch.PartEngine, fmt.Sprintf("it was not ready when this part of %d s was used up: give parts more time", r.ask.PartSeconds), r.inside(log)}
 		}
 		return cause
 	}
 	var failed *launch.StartError
 	if errors.As(err, &failed) {
-		return &broken{"start", failed.Part, failed.Reason, r.inside(failed.Log)}
+		return &broken{record.AtStart, failed.Part, failed.Reason, r.inside(failed.Log)}
 	}
-	return &broken{"start", launch.PartEngine, err.Error(), ""}
+	return &broken{record.AtStart, launch.PartEngine, err.Error(), ""}
 }
 
 // noted collects what failed while launches were noted; the watch of each process notes its end.
@@ -161,7 +161,7 @@ func (s *stage) settle(ctx context.Context) (why string, err error) {
 	s.settled = nil
 	s.restless++
 	if s.restless >= unsettledMax {
-		return "", &broken{"serve", launch.PartEngine, fmt.Sprintf("the counters did not come to rest after %d requests in a row: %v", unsettledMax, err), ""}
+		return "", &broken{record.AtServe, launch.PartEngine, fmt.Sprintf("the counters did not come to rest after %d requests in a row: %v", unsettledMax, err), ""}
 	}
 	return err.Error(), nil
 }
@@ -194,7 +194,7 @@ func (s *stage) alive(ctx context.Context, failure error) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-time.After(deathWait):
-		return &broken{"serve", launch.PartEngine, fmt.Sprintf("it no longer answers: %v; the request before: %v", health, failure), ""}
+		return &broken{record.AtServe, launch.PartEngine, fmt.Sprintf("it no longer answers: %v; the request before: %v", health, failure), ""}
 	}
 }
 
