@@ -61,9 +61,6 @@ func (s *Scraper) add(from source) {
 	s.watched = append(s.watched, from.watched...)
 }
 
-// Close drops the kept connections.
-func (s *Scraper) Close() { s.http.CloseIdleConnections() }
-
 // Read looks once at every source. The error names the source that did not answer.
 func (s *Scraper) Read(ctx context.Context) (Snapshot, error) {
 	snapshot := Snapshot{Values: map[string]float64{}}

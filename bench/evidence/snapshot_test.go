@@ -46,7 +46,6 @@ func TestCountersOfAnotherServerAreNoEvidence(t *testing.T) {
 	engine := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusFound))
 	defer engine.Close()
 	s := NewScraper(load.VLLM, engine.URL, "", "")
-	defer s.Close()
 	if look, err := s.Read(t.Context()); err == nil || !strings.Contains(err.Error(), "status 302") {
 		t.Errorf("%v, %v", look, err)
 	}

@@ -14,7 +14,7 @@ type Options struct {
 	Device          string   `json:"device"` // cpu or cuda
 	Workload        string   `json:"workload"`
 	Lengths         []int    `json:"lengths"`           // prompt tokens
-	PartialRatios   []int    `json:"partial_percents"`  // percent of a prompt that was seen before, of the partial workload
+	PartialPercents []int    `json:"partial_percents"`  // percent of a prompt that was seen before, of the partial workload
 	GPUTokens       int      `json:"gpu_tokens"`        // tokens that fit in device memory
 	PressureTokens  int      `json:"pressure_tokens"`   // of one pressure request
 	PressureCount   int      `json:"pressure_requests"` // pressure requests after each prompt

@@ -2,6 +2,7 @@ package single
 
 import (
 	"orbitkv/bench/launch"
+	"orbitkv/bench/load"
 	"orbitkv/bench/record"
 )
 
@@ -50,7 +51,7 @@ const (
 	answerRoom      = 64  // tokens that the engine's longest request has beside its prompt
 	seqsMin         = 8   // requests that the engine may run at a time, where the workload needs no more
 	seqsGraphs      = 256 // the least of them for vLLM on a GPU, which captures CUDA graphs for twice as many tokens: seqs says why
-	concurrencyMax  = 64
+	concurrencyMax  = load.ConnsMax
 	lengthsMax      = 32
 	repeatsMax      = 1000
 	maxRequestsMax  = 100_000
@@ -100,7 +101,7 @@ func (a *Ask) complete() {
 		a.PressureTokens = a.GPUTokens * 3 / 4 / a.PageSize * a.PageSize
 	}
 	if a.Workload == Partial {
-		a.PartialRatios = partialPercents
+		a.PartialPercents = partialPercents
 	}
 }
 

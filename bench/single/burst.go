@@ -82,7 +82,7 @@ func (s *stage) bothStates(ctx context.Context, place record.Place, name string,
 // outcome is what came of one request of a burst or window.
 type outcome struct {
 	query   query
-	id      string
+	request load.Request
 	answer  load.Answer
 	failure error
 }
@@ -107,7 +107,7 @@ func (s *stage) burst(ctx context.Context, place record.Place, queries []query) 
 			ready.Done()
 			<-barrier
 			answer, failure := s.client.Complete(ctx, request)
-			outcomes[i] = outcome{queries[i], request.ID, answer, failure}
+			outcomes[i] = outcome{queries[i], request, answer, failure}
 		})
 	}
 	ready.Wait()
@@ -129,28 +129,25 @@ func (s *stage) must(ctx context.Context, failure error) error {
 // window is a span of requests that is being measured.
 type window struct {
 	*stage
-	row      record.Window
-	before   *evidence.Snapshot
-	restless string
-	peaks    func() (map[string]float64, int)
-	started  time.Time
-	last     time.Time // of the latest admission
+	row       record.Window
+	before    *evidence.Snapshot
+	whyBefore string // the counters did not come to rest before it
+	peaks     func() (map[string]float64, int)
+	started   time.Time
+	last      time.Time // of the latest admission
 }
 
 // open looks at the settled counters and begins to watch them.
 func (s *stage) open(ctx context.Context, place record.Place, phase record.Phase) (*window, error) {
-	w := &window{stage: s, row: record.Window{Place: place, Phase: phase}}
-	if s.settled == nil {
-		why, err := s.settle(ctx)
-		if err != nil {
-			return nil, err
-		}
-		w.restless = why
+	why, err := s.atRest(ctx)
+	if err != nil {
+		return nil, err
 	}
+	w := &window{stage: s, row: record.Window{Place: place, Phase: phase}, whyBefore: why}
 	if s.settled != nil {
 		w.before, w.row.Before = s.settled, s.settled.Values
 	}
-	w.peaks = s.counters.Watch(ctx, watchEvery)
+	w.peaks = s.counters.Watch(ctx, evidence.MonitorEvery)
 	return w, nil
 }
 
@@ -188,12 +185,12 @@ func (w *window) close(ctx context.Context, outcomes []outcome) ([]record.Sample
 	if ended == nil {
 		why, ended = w.settle(ctx)
 	}
-	verdicts := w.verdicts(outcomes, ended, w.restless+why)
+	verdicts := w.verdicts(outcomes, ended, restless(w.whyBefore, why))
 	w.row.Requests = len(outcomes)
 	rows := make([]record.Sample, len(outcomes))
 	for i := range outcomes {
 		o := &outcomes[i]
-		rows[i] = o.query.sample(o.id, o.answer, o.failure)
+		rows[i] = o.query.sample(o.request.ID, o.answer, o.failure)
 		rows[i].Evidence = verdicts[i]
 		if err := w.keep(rows[i]); err != nil {
 			return rows, err
@@ -207,7 +204,7 @@ func (w *window) close(ctx context.Context, outcomes []outcome) ([]record.Sample
 }
 
 // verdicts gives the evidence of each outcome. One request that broke off makes the counters cover what no answer tells, so all are unverified then.
-func (w *window) verdicts(outcomes []outcome, ended error, restless string) []record.Evidence {
+func (w *window) verdicts(outcomes []outcome, ended error, restlessWhy string) []record.Evidence {
 	why := ""
 	answers := make([]load.Answer, len(outcomes))
 	for i := range outcomes {
@@ -219,8 +216,8 @@ func (w *window) verdicts(outcomes []outcome, ended error, restless string) []re
 	switch {
 	case ended != nil:
 		why = "the backend ended before the counters came to rest"
-	case restless != "":
-		why = "the counters did not come to rest: " + restless
+	case restlessWhy != "":
+		why = restlessWhy
 	}
 	if why == "" {
 		return evidence.ClassifyBurst(w.between(*w.before, *w.settled, load.Answer{}), answers)

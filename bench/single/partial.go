@@ -14,6 +14,11 @@ type partialKey struct {
 	length, percent, prefix int
 }
 
+// name names the prompt of a key.
+func (k partialKey) name() string {
+	return fmt.Sprintf("partial/%d/%d/%d", k.length, k.percent, k.prefix)
+}
+
 // partialKeyOf returns the key of a row of the partial workload.
 func partialKeyOf(p record.Place) partialKey {
 	percent, _ := strconv.Atoi(p.Variant) // Variants of the workload are written from integers.
@@ -25,9 +30,8 @@ func sharedPart(key partialKey, page int) int { return key.length * key.percent 
 
 // partialPrompts returns a prompt that is seen first, and one that begins like it and goes on otherwise.
 func (p prompts) partialPrompts(key partialKey, page int) (seen, begins []int) {
-	name := fmt.Sprintf("partial/%d/%d/%d", key.length, key.percent, key.prefix)
-	seen = p.draw(key.length, "%s/seen", name)
-	rest := p.draw(key.length, "%s/rest", name)
+	seen = p.draw(key.length, "%s/seen", key.name())
+	rest := p.draw(key.length, "%s/rest", key.name())
 	shared := sharedPart(key, page)
 	begins = append(append(begins, seen[:shared]...), rest[shared:]...)
 	if shared < key.length && begins[shared] == seen[shared] { // One token more in common would be one more than the percent says.
@@ -40,7 +44,7 @@ func (p prompts) partialPrompts(key partialKey, page int) (seen, begins []int) {
 // one of them in both states would make the second a hit. What the answer must be is known where the engine has given it without an external cache.
 func (s *stage) partial(ctx context.Context, place record.Place) error {
 	key := partialKeyOf(place)
-	name := fmt.Sprintf("partial/%d/%d/%d", key.length, key.percent, key.prefix)
+	name := key.name()
 	seen, begins := s.prompts.partialPrompts(key, s.ask.PageSize)
 	q := query{place: place, phase: record.Prepare, tokens: seen, output: s.ask.OutputTokens}
 	if _, err := s.serial(ctx, q); err != nil {

@@ -82,7 +82,7 @@ func cells(a *Ask, backend string, pass int, reversed bool) []record.Place {
 		}
 	case Partial:
 		for _, length := range lengths {
-			for _, percent := range a.PartialRatios {
+			for _, percent := range a.PartialPercents {
 				for prefix := range a.Repeats {
 					add(record.Place{Variant: fmt.Sprint(percent), Concurrency: 1, Length: length, Prefix: prefix}, "%d/%d/%d", length, percent, prefix)
 				}

@@ -69,13 +69,9 @@ func unverified(answer load.Answer, why string) record.Evidence {
 // serial sends one request alone, with settled counters on both sides, and keeps its row. A client's error is in the row; the returned error ends the
 // turn.
 func (s *stage) serial(ctx context.Context, q query) (record.Sample, error) {
-	restless := ""
-	if s.settled == nil {
-		why, err := s.settle(ctx)
-		if err != nil {
-			return record.Sample{}, err
-		}
-		restless = why
+	whyBefore, err := s.atRest(ctx)
+	if err != nil {
+		return record.Sample{}, err
 	}
 	before := s.settled
 	request := s.request(&q)
@@ -86,17 +82,17 @@ func (s *stage) serial(ctx context.Context, q query) (record.Sample, error) {
 	if failure != nil {
 		ended = s.alive(ctx, failure)
 	}
-	why := ""
+	whyAfter := ""
 	if ended == nil {
-		why, ended = s.settle(ctx)
+		whyAfter, ended = s.settle(ctx)
 	}
-	switch {
+	switch why := restless(whyBefore, whyAfter); {
 	case failure != nil:
 		row.Evidence = unverified(answer, "the answer is not whole")
 	case ended != nil:
 		row.Evidence = unverified(answer, "the backend ended before the counters came to rest")
-	case restless+why != "":
-		row.Evidence = unverified(answer, "the counters did not come to rest: "+restless+why)
+	case why != "":
+		row.Evidence = unverified(answer, why)
 	default:
 		row.Evidence = evidence.Classify(s.between(*before, *s.settled, answer))
 	}

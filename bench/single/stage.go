@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,10 +16,9 @@ import (
 
 // Bounds of one backend.
 const (
-	unsettledMax = 3               // requests in a row whose counters never came to rest, before the backend is given up
-	deathWait    = 5 * time.Second // for the news of a process's end, after an engine stopped answering
-	drainLimit   = 40 * time.Second
-	watchEvery   = 25 * time.Millisecond
+	unsettledMax = 3                                        // requests in a row whose counters never came to rest, before the backend is given up
+	deathWait    = 5 * time.Second                          // for the news of a process's end, after an engine stopped answering
+	drainLimit   = evidence.DrainLimit + evidence.ReadLimit // with a look that began at its end
 )
 
 // broken ends a turn: the backend cannot be measured any further.
@@ -40,12 +41,12 @@ type stage struct {
 	client   Completer
 	counters Counters
 	logs     func(part string) string
-	settled  *evidence.Snapshot // after the latest request; nil before the first and when they did not settle
-	restless int                // requests in a row after which they did not
 
-	rehearsed map[int]bool // lengths of which a round was sent
-	sequence  int          // of requests
-	failing   int          // measured requests of this cell that failed
+	settled   *evidence.Snapshot // the counters after the latest request; nil before the first and when they did not settle
+	unsettled int                // requests in a row after which they did not
+	rehearsed map[int]bool       // lengths of which a round was sent
+	sequence  int                // of requests
+	failing   int                // measured requests of this cell that failed
 }
 
 // start starts a backend. The context that it returns ends when a process of the stack does; stop ends the stack and must be called.
@@ -152,18 +153,35 @@ func (s *stage) place(length int, name string, args ...any) record.Place {
 func (s *stage) settle(ctx context.Context) (why string, err error) {
 	snapshot, err := s.counters.Settle(ctx, time.Duration(s.ask.SettleSeconds*float64(time.Second)))
 	if err == nil {
-		s.settled, s.restless = &snapshot, 0
+		s.settled, s.unsettled = &snapshot, 0
 		return "", nil
 	}
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
 	s.settled = nil
-	s.restless++
-	if s.restless >= unsettledMax {
+	s.unsettled++
+	if s.unsettled >= unsettledMax {
 		return "", &broken{record.AtServe, launch.PartEngine, fmt.Sprintf("the counters did not come to rest after %d requests in a row: %v", unsettledMax, err), ""}
 	}
 	return err.Error(), nil
+}
+
+// atRest returns once the counters are at rest: at once where they were after the request before. why is as settle's.
+func (s *stage) atRest(ctx context.Context) (why string, err error) {
+	if s.settled != nil {
+		return "", nil
+	}
+	return s.settle(ctx)
+}
+
+// restless says in one text why the counters did not come to rest before or after what was measured; empty where they did both.
+func restless(before, after string) string {
+	whys := slices.DeleteFunc([]string{before, after}, func(why string) bool { return why == "" })
+	if len(whys) == 0 {
+		return ""
+	}
+	return "the counters did not come to rest: " + strings.Join(whys, "; ")
 }
 
 // warmUp sends what no cell measures: first kernels, first pages, first connections.

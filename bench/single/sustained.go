@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"orbitkv/bench/load"
 	"orbitkv/bench/record"
 )
 
@@ -94,8 +93,7 @@ func (s *stage) loop(ctx context.Context, w *window, place record.Place, set []q
 				if !ok {
 					return
 				}
-				request := load.Request{ID: o.id, Tokens: o.query.tokens, OutputTokens: o.query.output}
-				o.answer, o.failure = s.client.Complete(ctx, request)
+				o.answer, o.failure = s.client.Complete(ctx, o.request)
 				l.ended(slot, o)
 			}
 		})
@@ -119,7 +117,7 @@ func (l *closedLoop) admit(ctx context.Context) (slot int, o outcome, ok bool) {
 	default:
 		slot = len(l.outcomes)
 		q := l.choose(l.row.Place, l.set, slot)
-		o = outcome{query: q, id: l.request(&q).ID}
+		o = outcome{query: q, request: l.request(&q)}
 		l.outcomes = append(l.outcomes, o)
 		l.admitted()
 		return slot, o, true
