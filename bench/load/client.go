@@ -43,17 +43,18 @@ type Request struct {
 
 // Answer is what one request gave. Its times are counted from Started, the moment before the request's first byte was written to an open connection.
 type Answer struct {
-	Started        time.Time
-	FirstText      time.Duration   // the first non-empty text; 0 when none came
-	End            time.Duration   // the end of the answer, or the moment it broke off
-	Chunks         []time.Duration // each piece of non-empty text, the first one included
-	Text           string
-	PromptTokens   int    // as the engine counted them
-	OutputTokens   int    // as the engine counted them
-	CachedTokens   int    // of the prompt, as the engine claims; -1 when the answer does not say
-	DeviceTokens   int    // of those, found in device memory; -1 when the answer does not say
-	ExternalTokens int    // of those, brought from outside of the device; -1 when the answer does not say
-	Finish         string // the engine's reason for the end
+	Started         time.Time
+	FirstText       time.Duration   // the first non-empty text; 0 when none came
+	End             time.Duration   // the end of the answer, or the moment it broke off
+	Chunks          []time.Duration // each piece of non-empty text, the first one included
+	Text            string
+	FirstTextTokens int    // output tokens that had come with the first text, its own included; 0 when its event does not count them
+	PromptTokens    int    // as the engine counted them
+	OutputTokens    int    // as the engine counted them
+	CachedTokens    int    // of the prompt, as the engine claims; -1 when the answer does not say
+	DeviceTokens    int    // of those, found in device memory; -1 when the answer does not say
+	ExternalTokens  int    // of those, brought from outside of the device; -1 when the answer does not say
+	Finish          string // the engine's reason for the end
 }
 
 // Client asks one engine. Use New.

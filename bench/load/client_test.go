@@ -173,6 +173,31 @@ func TestLies(t *testing.T) {
 	}
 }
 
+// TestTokensOfTheFirstText gives answers whose first tokens make no text yet, as a word that is not whole: what was generated with the first text is no
+// token after it. An event that does not count its tokens leaves that unknown.
+func TestTokensOfTheFirstText(t *testing.T) {
+	t.Parallel()
+	silent := strings.Replace(vllmText("a", 2, ""), `"completion_tokens":2,`, "", 1)
+	for _, c := range []struct {
+		name   string
+		engine string
+		pieces []string
+		want   int
+	}{
+		{"first token", VLLM, wholeVLLM().pieces, 1},
+		{"first token", SGLang, wholeSGLang().pieces, 1},
+		{"second token", VLLM, []string{vllmText("", 1, ""), vllmText("a", 2, ""), vllmText("b", 3, "length"), vllmUsage(4, 3, 2), done}, 2},
+		{"second token", SGLang, []string{sglangText("", 1, "", hostHit), sglangText("a", 2, "", hostHit), sglangText("ab", 3, "length", hostHit), done}, 2},
+		{"tokens at once", VLLM, []string{vllmText("a b", 3, "length"), vllmUsage(4, 3, 2), done}, 3},
+		{"not counted", VLLM, []string{vllmText("", 1, ""), silent, vllmText("b", 3, "length"), vllmUsage(4, 3, 2), done}, 0},
+	} {
+		answer, err := New(c.engine, serve(t, script{pieces: c.pieces}).URL, "tiny").Complete(t.Context(), fourTokens())
+		if err != nil || answer.FirstTextTokens != c.want {
+			t.Errorf("%s, %s: %v, %d tokens with the first text, want %d", c.engine, c.name, err, answer.FirstTextTokens, c.want)
+		}
+	}
+}
+
 // TestTrickledBytes gives an event byte by byte, at another second each: its text has come when its data line is whole, one byte before its end.
 func TestTrickledBytes(t *testing.T) {
 	t.Parallel()

@@ -115,7 +115,7 @@ func (a *Answer) grow(p piece, e event) error {
 		return fmt.Errorf("the text of the answer is longer than %d bytes", TextMax)
 	}
 	if len(a.Chunks) == 0 {
-		a.FirstText = e.at
+		a.FirstText, a.FirstTextTokens = e.at, max(p.output, 0)
 	}
 	a.Chunks = append(a.Chunks, e.at)
 	a.Text += added

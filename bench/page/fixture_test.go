@@ -66,7 +66,7 @@ func (f *fixture) sample(p record.Place, phase record.Phase, source record.Sourc
 	tpot := 6 + 2*f.random.Float64()
 	s := record.Sample{
 		Place: p, Phase: phase, Measured: true, Request: fmt.Sprintf("%s-%d", phase, f.asked), Started: began.Add(time.Duration(f.asked) * time.Second),
-		PromptTokens: p.Length, TTFTms: ttft, E2Ems: ttft + 15*tpot, OutputTokens: 16, Text: " the cache",
+		PromptTokens: p.Length, TTFTms: ttft, E2Ems: ttft + 15*tpot, OutputTokens: 16, FirstTextTokens: 1, Text: " the cache",
 	}
 	s.Source = source
 	switch source {

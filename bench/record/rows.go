@@ -46,28 +46,32 @@ type Place struct {
 // Sample is one request, as the client saw it. Times are milliseconds from the moment its first byte was written.
 type Sample struct {
 	Place
-	Phase        Phase     `json:"phase"`
-	Measured     bool      `json:"measured"`
-	Request      string    `json:"request"` // unique in a run; the engine was given it as the request's id
-	Started      time.Time `json:"started"`
-	PromptIndex  int       `json:"prompt_index"`  // which prompt of the cell, for cells with many
-	PromptTokens int       `json:"prompt_tokens"` // as sent
-	TTFTms       float64   `json:"ttft_ms"`       // first non-empty text at the client; 0 when none came
-	E2Ems        float64   `json:"e2e_ms"`        // end of the answer
-	ChunkMs      []float64 `json:"chunk_ms"`      // arrival of each piece of non-empty text
-	OutputTokens int       `json:"output_tokens"` // as the engine counted them
-	Text         string    `json:"text"`
-	Error        string    `json:"error,omitempty"` // why the answer is not whole; such a sample has no latency
+	Phase           Phase     `json:"phase"`
+	Measured        bool      `json:"measured"`
+	Request         string    `json:"request"` // unique in a run; the engine was given it as the request's id
+	Started         time.Time `json:"started"`
+	PromptIndex     int       `json:"prompt_index"`      // which prompt of the cell, for cells with many
+	PromptTokens    int       `json:"prompt_tokens"`     // as sent
+	TTFTms          float64   `json:"ttft_ms"`           // first non-empty text at the client; 0 when none came
+	E2Ems           float64   `json:"e2e_ms"`            // end of the answer
+	ChunkMs         []float64 `json:"chunk_ms"`          // arrival of each piece of non-empty text
+	OutputTokens    int       `json:"output_tokens"`     // as the engine counted them
+	FirstTextTokens int       `json:"first_text_tokens"` // of those, what had come with the first text, its own included; 0 where that is not known
+	Text            string    `json:"text"`
+	Error           string    `json:"error,omitempty"` // why the answer is not whole; such a sample has no latency
 	Evidence
 	MatchesCold *bool `json:"matches_cold,omitempty"` // nil where there is nothing to compare with
 }
 
-// TPOTms returns the time per output token after the first, in milliseconds, and whether the sample has one.
+// TPOTms returns the time per output token, in milliseconds, and whether the sample has one: the time from the first text to the end of the answer, over
+// the tokens that came after those of the first text. The first text often has several: an engine holds back what is no whole character yet, and may
+// send tokens together. A sample has none where nobody counted the tokens of the first text, or none came after them.
 func (s *Sample) TPOTms() (float64, bool) {
-	if s.Error != "" || s.OutputTokens < 2 || s.TTFTms == 0 {
+	after := s.OutputTokens - s.FirstTextTokens
+	if s.Error != "" || s.TTFTms == 0 || s.FirstTextTokens < 1 || after < 1 {
 		return 0, false
 	}
-	return (s.E2Ems - s.TTFTms) / float64(s.OutputTokens-1), true
+	return (s.E2Ems - s.TTFTms) / float64(after), true
 }
 
 // Evidence is what is known of where a prompt's KV came from.

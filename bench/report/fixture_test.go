@@ -65,7 +65,7 @@ func addCell(run *record.Run, backend string, prefix int) {
 		ttft := known[backend][phase][prefix]
 		s := record.Sample{
 			Place: place, Phase: phase, Measured: true, Request: fmt.Sprintf("%s-%d-%s", backend, prefix, phase), Started: time.Unix(0, 0).UTC(),
-			PromptTokens: length, TTFTms: ttft, E2Ems: ttft + 30, ChunkMs: []float64{ttft, ttft + 15, ttft + 30}, OutputTokens: 16, Text: "as cold",
+			PromptTokens: length, TTFTms: ttft, E2Ems: ttft + 30, ChunkMs: []float64{ttft, ttft + 15, ttft + 30}, OutputTokens: 16, FirstTextTokens: 1, Text: "as cold",
 			Evidence: record.Evidence{Source: record.Miss},
 		}
 		same := true
@@ -106,7 +106,7 @@ func windowRun(backend string) *record.Run {
 	for i := range 21 {
 		s := record.Sample{
 			Place: place, Phase: record.Sustained, Measured: true, Request: fmt.Sprintf("%s-%d", backend, i), PromptIndex: i % 3, PromptTokens: length,
-			TTFTms: float64(41 + i), E2Ems: float64(41 + i + 20), OutputTokens: 11, Evidence: record.Evidence{Source: record.FromExternal, ExternalTokens: length, Shared: true},
+			TTFTms: float64(41 + i), E2Ems: float64(41 + i + 20), OutputTokens: 11, FirstTextTokens: 1, Evidence: record.Evidence{Source: record.FromExternal, ExternalTokens: length, Shared: true},
 		}
 		if i == 20 {
 			s.Error = "broke off after 2 chunks"

@@ -113,7 +113,7 @@ type Row struct {
 	TTFTp95   *float64      `json:"ttft_p95_ms,omitempty"` // nil for fewer than stat.P95Min samples
 	TTFTp99   *float64      `json:"ttft_p99_ms,omitempty"` // nil for fewer than stat.P99Min samples
 	E2E       stat.Estimate `json:"e2e_ms"`
-	TPOT      stat.Estimate `json:"tpot_ms"`         // of the samples with two output tokens or more
+	TPOT      stat.Estimate `json:"tpot_ms"`         // of the samples with tokens after those of the first text
 	LoadBytes float64       `json:"load_bytes"`      // that the cache service says were restored, over all samples but those that share their counters with others
 	External  int           `json:"external_tokens"` // brought from outside, over all samples
 }

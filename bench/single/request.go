@@ -34,7 +34,8 @@ func (s *stage) request(q *query) load.Request {
 func (q *query) sample(id string, answer load.Answer, failure error) record.Sample {
 	row := record.Sample{
 		Place: q.place, Phase: q.phase, Measured: q.measured, Request: id, Started: answer.Started, PromptIndex: q.prompt, PromptTokens: len(q.tokens),
-		TTFTms: milliseconds(answer.FirstText), E2Ems: milliseconds(answer.End), OutputTokens: answer.OutputTokens, Text: answer.Text,
+		TTFTms: milliseconds(answer.FirstText), E2Ems: milliseconds(answer.End), OutputTokens: answer.OutputTokens, FirstTextTokens: answer.FirstTextTokens,
+		Text: answer.Text,
 	}
 	for _, chunk := range answer.Chunks {
 		row.ChunkMs = append(row.ChunkMs, milliseconds(chunk))
