@@ -3,6 +3,7 @@ package single
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net/http"
 	"os"
@@ -41,6 +42,11 @@ func TestMain(m *testing.M) {
 	}
 	if text := os.Getenv(runVariable); text != "" {
 		exitOn(measureAsked(text))
+	}
+	flag.Parse()
+	// The tests with processes wait for most of their time, so that all of them may run at once, however few processors there are.
+	if err := flag.Set("test.parallel", "5"); err != nil {
+		exitOn(err)
 	}
 	os.Exit(m.Run())
 }
