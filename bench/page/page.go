@@ -22,7 +22,7 @@ func Write(w io.Writer, run *record.Run, s *report.Summary) error {
 		Facts:    topFacts(run, s),
 		Findings: findings(s),
 		Sections: []section{
-			headline(run, s), whatRan(&run.Manifest, s), figures, differences(s), failures(run, s), drains(s), notes(s),
+			headline(run, s), figures, differences(s), failures(run, s), drains(s), whatRan(&run.Manifest, s), notes(s),
 		},
 		Footer: oneLine(fmt.Sprintf("Made by orbitkv %s from the files of %s. Intervals are 95 %% bootstrap intervals of medians; summary.json has every figure of this page.",
 			s.Version, s.Path)),

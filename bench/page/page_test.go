@@ -116,6 +116,20 @@ func TestNothingFromOutside(t *testing.T) {
 	}
 }
 
+// TestFiguresComeBeforeListsOfProcesses sees what a reader looks for before what the run was made of.
+func TestFiguresComeBeforeListsOfProcesses(t *testing.T) {
+	run, s := latencyRun(t)
+	_, body, _ := strings.Cut(render(t, run, s), "<main>")
+	var got []string
+	for _, rest := range strings.Split(body, `<section id="`)[1:] {
+		id, _, _ := strings.Cut(rest, `"`)
+		got = append(got, id)
+	}
+	if want := strings.Fields("headline figures outputs failures drain run notes"); !slices.Equal(got, want) {
+		t.Errorf("the sections are %q, want %q", got, want)
+	}
+}
+
 // TestSections has what each kind of run must show in words.
 func TestSections(t *testing.T) {
 	run, s := latencyRun(t)
