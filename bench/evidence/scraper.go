@@ -16,7 +16,7 @@ const (
 	ReadLimit   = 10 * time.Second       // of one page of metrics; an engine answers it between two steps
 	pollEvery   = 100 * time.Millisecond // between two looks of a wait
 	quietPolls  = 3                      // equal looks in a row that end a wait
-	SettleLimit = 60 * time.Second
+	settleLimit = 60 * time.Second
 	DrainLimit  = 30 * time.Second
 )
 
@@ -91,19 +91,19 @@ func (s *Scraper) read(ctx context.Context, from source, values map[string]float
 	if err := collect(response.Body, from.watched, values); err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, io.LimitReader(response.Body, MetricsMax))
+	_, err = io.Copy(io.Discard, io.LimitReader(response.Body, metricsMax))
 	return err
 }
 
 // Settle waits at least so long, and until nothing is restored or stored and no watched counter moved over 3 looks in a row, and returns the
-// last look. After SettleLimit its error says what still moved; the look is then returned too.
+// last look. After settleLimit its error says what still moved; the look is then returned too.
 func (s *Scraper) Settle(ctx context.Context, atLeast time.Duration) (Snapshot, error) {
-	look, moving, err := s.quiet(ctx, atLeast, max(SettleLimit, atLeast), true, func(now Snapshot) []string { return now.above(s.watched, busy) })
+	look, moving, err := s.quiet(ctx, atLeast, max(settleLimit, atLeast), true, func(now Snapshot) []string { return now.above(s.watched, busy) })
 	if err != nil {
 		return look, err
 	}
 	if len(moving) > 0 {
-		return look, fmt.Errorf("evidence: the engine and its cache did not settle within %v: %s", SettleLimit, list(moving))
+		return look, fmt.Errorf("evidence: the engine and its cache did not settle within %v: %s", settleLimit, list(moving))
 	}
 	return look, nil
 }

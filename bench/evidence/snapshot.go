@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// MetricsMax bounds one page of metrics, bytes.
-	MetricsMax = 8 << 20
-	// ValueMax bounds what a metric says, below zero too: no count of bytes comes near it, and every difference of two values is a number.
-	ValueMax = 1 << 62
+	// metricsMax bounds one page of metrics, bytes.
+	metricsMax = 8 << 20
+	// valueMax bounds what a metric says, below zero too: no count of bytes comes near it, and every difference of two values is a number.
+	valueMax = 1 << 62
 )
 
 // Snapshot is one look at every watched metric. A name stands for the sum over its series; where a label tells sources apart the name carries
@@ -40,11 +40,11 @@ func (s Snapshot) Deltas(before Snapshot) map[string]float64 {
 
 // collect reads a page of Prometheus' text form and adds the watched metrics to values.
 func collect(page io.Reader, watched []watch, values map[string]float64) error {
-	limited := &io.LimitedReader{R: page, N: MetricsMax + 1}
+	limited := &io.LimitedReader{R: page, N: metricsMax + 1}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(limited)
 	if limited.N <= 0 {
-		return fmt.Errorf("its page of metrics is longer than %d bytes", MetricsMax)
+		return fmt.Errorf("its page of metrics is longer than %d bytes", metricsMax)
 	}
 	if err != nil {
 		return fmt.Errorf("its page of metrics is not understood: %w", err)
@@ -58,7 +58,7 @@ func collect(page io.Reader, watched []watch, values map[string]float64) error {
 			found = true
 			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetUntyped().GetValue()
 		}
-		if !(math.Abs(sum) <= ValueMax) {
+		if !(math.Abs(sum) <= valueMax) {
 			return fmt.Errorf("its %s is %g, which no count can be", w.key(), sum)
 		}
 		if found {

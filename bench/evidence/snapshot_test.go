@@ -86,7 +86,7 @@ func TestPagesThatAreNone(t *testing.T) {
 	holds(t, collect(strings.NewReader("<html>"), vllmWatched, map[string]float64{}), "not understood")
 	holds(t, collect(strings.NewReader(vllmPrompt+" NaN\n"), vllmWatched, map[string]float64{}), vllmPrompt+" is NaN")
 	holds(t, collect(strings.NewReader(vllmPrompt+" -1e308\n"), vllmWatched, map[string]float64{}), vllmPrompt+" is -1e+308")
-	endless := strings.NewReader(strings.Repeat("# a comment\n", MetricsMax/10))
+	endless := strings.NewReader(strings.Repeat("# a comment\n", metricsMax/10))
 	holds(t, collect(endless, vllmWatched, map[string]float64{}), "longer than 8388608 bytes")
 }
 

@@ -23,10 +23,10 @@ const (
 
 // Bounds of one request and of the connections of a Client.
 const (
-	AnswerLimit  = 10 * time.Minute // of one request, where its context has no earlier deadline
-	HealthLimit  = 5 * time.Second  // of one look at the engine's health
-	ErrorBodyMax = 4 << 10          // bytes of a refusal that are read into its error
-	TextMax      = 128 << 10        // bytes of an answer's text: some of them fit into one row, even where each byte is written as six
+	answerLimit  = 10 * time.Minute // of one request, where its context has no earlier deadline
+	healthLimit  = 5 * time.Second  // of one look at the engine's health
+	errorBodyMax = 4 << 10          // bytes of a refusal that are read into its error
+	textMax      = 128 << 10        // bytes of an answer's text: some of them fit into one row, even where each byte is written as six
 	ConnsMax     = 64               // to the engine
 	idleLimit    = 4 * time.Second  // a kept connection; the engines close theirs after 5 s, and a request must not meet that close
 	dialLimit    = 5 * time.Second
@@ -93,7 +93,7 @@ func (c *Client) Complete(ctx context.Context, request Request) (Answer, error) 
 	if err != nil {
 		return answer, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, AnswerLimit)
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
 	var started atomic.Pointer[time.Time]
 	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { at := c.now(); started.Store(&at) }}
@@ -113,7 +113,7 @@ func (c *Client) Complete(ctx context.Context, request Request) (Answer, error) 
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(response.Body, ErrorBodyMax))
+		text, _ := io.ReadAll(io.LimitReader(response.Body, errorBodyMax))
 		answer.End = c.now().Sub(answer.Started)
 		return answer, fmt.Errorf("load: request %s was refused with status %d: %s", request.ID, response.StatusCode, bytes.TrimSpace(text))
 	}
@@ -133,9 +133,9 @@ func whyFailed(ctx context.Context, err error) error {
 	return err
 }
 
-// Healthy asks once whether the engine is healthy; nil when it says so within HealthLimit.
+// Healthy asks once whether the engine is healthy; nil when it says so within healthLimit.
 func (c *Client) Healthy(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, HealthLimit)
+	ctx, cancel := context.WithTimeout(ctx, healthLimit)
 	defer cancel()
 	response, err := c.get(ctx, "/health")
 	if err != nil {
@@ -154,7 +154,7 @@ func (c *Client) Warm(ctx context.Context, n int) error {
 	if n < 1 || n > ConnsMax {
 		return fmt.Errorf("load: %d connections cannot be warmed: between 1 and %d are kept", n, ConnsMax)
 	}
-	ctx, cancel := context.WithTimeout(ctx, HealthLimit)
+	ctx, cancel := context.WithTimeout(ctx, healthLimit)
 	defer cancel()
 	// An answer whose body is unread keeps its connection from being used again, so n answers are n connections.
 	var open []io.ReadCloser

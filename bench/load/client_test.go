@@ -103,7 +103,7 @@ func TestWhatIsAsked(t *testing.T) {
 // TestLies gives answers that no latency may rest on. Each one differs from a whole answer in one thing.
 func TestLies(t *testing.T) {
 	t.Parallel()
-	long := "data: {\"text\":\"" + strings.Repeat("x", LineMax) + "\n\n"
+	long := "data: {\"text\":\"" + strings.Repeat("x", lineMax) + "\n\n"
 	cases := []struct {
 		name   string
 		engine string
@@ -113,7 +113,7 @@ func TestLies(t *testing.T) {
 	}{
 		{"refused", VLLM, script{status: 400, pieces: []string{"too long\n"}}, 0, []string{"status 400", "too long"}},
 		{"redirected", VLLM, script{status: 307, headers: map[string]string{"Location": "/elsewhere"}}, 0, []string{"status 307"}},
-		{"text without end", VLLM, script{pieces: []string{vllmText(strings.Repeat("a", TextMax), 1, ""), vllmText("b", 2, ""), done}}, 1, []string{"text of the answer is longer"}},
+		{"text without end", VLLM, script{pieces: []string{vllmText(strings.Repeat("a", textMax), 1, ""), vllmText("b", 2, ""), done}}, 1, []string{"text of the answer is longer"}},
 		{"text before tokens", VLLM, script{pieces: []string{vllmText("a", 0, ""), done}}, 0, []string{"text came before any token"}},
 		{"text before tokens", SGLang, script{pieces: []string{sglangText("a", 0, "", ""), done}}, 0, []string{"text came before any token"}},
 		{"never any text", VLLM, script{pieces: []string{vllmText("", 3, "length"), vllmUsage(4, 3, 0), done}}, 0, []string{"no event had any text"}},

@@ -15,7 +15,7 @@ func (vllm) id(request string) string { return "cmpl-" + request }
 // body asks for counts in every event: an event with text and no token is then seen.
 func (v vllm) body(r Request) ([]byte, error) {
 	return json.Marshal(map[string]any{
-		"model": v.model, "prompt": r.Tokens, "max_tokens": r.OutputTokens, "temperature": 0, "seed": Seed, "ignore_eos": true, "stream": true,
+		"model": v.model, "prompt": r.Tokens, "max_tokens": r.OutputTokens, "temperature": 0, "seed": samplingSeed, "ignore_eos": true, "stream": true,
 		"stream_options": map[string]bool{"include_usage": true, "continuous_usage_stats": true},
 	})
 }
@@ -70,7 +70,7 @@ func (sglang) id(request string) string { return request }
 func (sglang) body(r Request) ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"rid": r.ID, "input_ids": r.Tokens, "stream": true,
-		"sampling_params": map[string]any{"max_new_tokens": r.OutputTokens, "temperature": 0, "ignore_eos": true, "sampling_seed": Seed},
+		"sampling_params": map[string]any{"max_new_tokens": r.OutputTokens, "temperature": 0, "ignore_eos": true, "sampling_seed": samplingSeed},
 	})
 }
 

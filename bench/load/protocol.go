@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Seed is the sampling seed of every request. Sampling is greedy; the seed keeps an engine that looks at it from drawing one.
-const Seed = 42
+// samplingSeed is the sampling seed of every request. Sampling is greedy; the seed keeps an engine that looks at it from drawing one.
+const samplingSeed = 42
 
 // piece is what one event says, in either engine's words.
 type piece struct {
@@ -111,8 +111,8 @@ func (a *Answer) grow(p piece, e event) error {
 	if a.OutputTokens == 0 { // Both engines count in every event: text without a count has no token behind it either.
 		return errors.New("text came before any token was generated")
 	}
-	if len(a.Text)+len(added) > TextMax {
-		return fmt.Errorf("the text of the answer is longer than %d bytes", TextMax)
+	if len(a.Text)+len(added) > textMax {
+		return fmt.Errorf("the text of the answer is longer than %d bytes", textMax)
 	}
 	if len(a.Chunks) == 0 {
 		a.FirstText, a.FirstTextTokens = e.at, max(p.output, 0)
@@ -147,8 +147,8 @@ func (a *Answer) whole(request Request) error {
 // failed makes an error of an event that reports one.
 func failed(report json.RawMessage) error {
 	text := string(report)
-	if len(text) > ErrorBodyMax {
-		text = text[:ErrorBodyMax]
+	if len(text) > errorBodyMax {
+		text = text[:errorBodyMax]
 	}
 	return fmt.Errorf("the engine reports an error: %s", text)
 }

@@ -10,16 +10,16 @@ import (
 
 // Bounds of one answer.
 const (
-	LineMax   = 1 << 20  // bytes of one line of a stream
-	BodyMax   = 32 << 20 // bytes of a whole stream; SGLang repeats the text so far in every event
-	EventsMax = 65536    // of a stream
+	lineMax   = 1 << 20  // bytes of one line of a stream
+	bodyMax   = 32 << 20 // bytes of a whole stream; SGLang repeats the text so far in every event
+	eventsMax = 65536    // of a stream
 )
 
 // Errors of a stream.
 var (
-	errLine   = fmt.Errorf("a line of the stream is longer than %d bytes", LineMax)
-	errBody   = fmt.Errorf("the stream is longer than %d bytes", BodyMax)
-	errEvents = fmt.Errorf("the stream has more than %d events", EventsMax)
+	errLine   = fmt.Errorf("a line of the stream is longer than %d bytes", lineMax)
+	errBody   = fmt.Errorf("the stream is longer than %d bytes", bodyMax)
+	errEvents = fmt.Errorf("the stream has more than %d events", eventsMax)
 	errNoDone = errors.New("the stream ended without [DONE]")
 )
 
@@ -45,7 +45,7 @@ func readEvents(body io.Reader, since func() time.Duration) ([]event, time.Durat
 		n, err := body.Read(buffer)
 		at := since()
 		total += n
-		if total > BodyMax {
+		if total > bodyMax {
 			return p.events, p.end(at), errBody
 		}
 		if failure := p.feed(buffer[:n], at); failure != nil {
@@ -87,7 +87,7 @@ func (p *parser) end(now time.Duration) time.Duration {
 func (p *parser) feed(chunk []byte, at time.Duration) error {
 	for len(chunk) > 0 && !p.done {
 		head, rest, whole := bytes.Cut(chunk, []byte{'\n'})
-		if len(p.line)+len(head) > LineMax {
+		if len(p.line)+len(head) > lineMax {
 			return errLine
 		}
 		p.line = append(p.line, head...)
@@ -118,7 +118,7 @@ func (p *parser) take(line []byte, at time.Duration) error {
 		p.data = append(p.data, '\n')
 	}
 	p.open, p.at = true, at
-	if len(p.data)+len(value) > LineMax {
+	if len(p.data)+len(value) > lineMax {
 		return errLine
 	}
 	p.data = append(p.data, value...)
@@ -136,7 +136,7 @@ func (p *parser) dispatch() error {
 		p.done, p.doneAt = true, p.at
 		return nil
 	}
-	if len(p.events) == EventsMax {
+	if len(p.events) == eventsMax {
 		return errEvents
 	}
 	p.events = append(p.events, event{p.at, data})

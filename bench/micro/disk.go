@@ -112,14 +112,14 @@ func (d *disk) open(folder string) error {
 
 // refuse is the error of a folder whose figures would be those of memory.
 func (d *disk) refuse(reason string) error {
-	return &NoDirectError{Folder: d.storage.Path, Filesystem: d.storage.Filesystem, Reason: reason}
+	return &noDirectError{Folder: d.storage.Path, Filesystem: d.storage.Filesystem, Reason: reason}
 }
 
-// NoDirectError says that reads and writes in a folder do not go around the page cache, so that its disk cannot be measured.
-type NoDirectError struct{ Folder, Filesystem, Reason string }
+// noDirectError says that reads and writes in a folder do not go around the page cache, so that its disk cannot be measured.
+type noDirectError struct{ Folder, Filesystem, Reason string }
 
 // Error says what happened and what to do.
-func (e *NoDirectError) Error() string {
+func (e *noDirectError) Error() string {
 	return fmt.Sprintf("%s on %s: %s: the figures would be those of memory, name a folder on a file system such as ext4 or xfs", e.Folder, e.Filesystem, e.Reason)
 }
 

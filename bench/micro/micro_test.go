@@ -245,7 +245,7 @@ func TestWhatCannotBeMeasuredIsRefused(t *testing.T) {
 func TestTheDiskIsReadAndWrittenAroundThePageCache(t *testing.T) {
 	folder := t.TempDir()
 	d, err := openDisk(context.Background(), folder, 4<<20)
-	var none *NoDirectError
+	var none *noDirectError
 	if errors.As(err, &none) {
 		t.Skip(err)
 	}
@@ -287,7 +287,7 @@ func TestReadsThatStopInThePageCacheAreNoDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := &disk{direct: int(file.Fd()), buffered: int(file.Fd()), bytes: 4 << 20}
-	var none *NoDirectError
+	var none *noDirectError
 	if err := d.prove(); !errors.As(err, &none) {
 		t.Errorf("%v, %q", err, d.storage.Direct)
 	}

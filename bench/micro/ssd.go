@@ -47,8 +47,8 @@ func (o SSDOptions) check() error {
 	return nil
 }
 
-// SSD measures a disk with a file that it makes in a folder, and writes the table to out. The file has no name and goes with the call. A
-// folder whose file system only takes O_DIRECT by name is a *NoDirectError.
+// SSD measures a disk with a file that it makes in a folder, and writes the table to out. The file has no name and goes with the call. A folder whose
+// file system takes O_DIRECT by name only, or not at all, is refused.
 func SSD(ctx context.Context, o SSDOptions, out io.Writer) (err error) {
 	r := newReport("ssd", "depth")
 	var d *disk
