@@ -22,6 +22,8 @@ const (
 	bodyAtMost = 64 << 10         // of its answer
 )
 
+const socketPathMax = 107 // bytes of the path of a Unix socket
+
 // Stack is one engine with its cache service. Start makes one; its owner stops it.
 type Stack struct {
 	spec     Spec
@@ -53,7 +55,11 @@ func start(ctx context.Context, s Spec, note func(record.Launch), limit time.Dur
 	// Short and private: the path of a socket may have 108 bytes, and whoever can open it is trusted.
 	folder, err := os.MkdirTemp(os.TempDir(), "okv-")
 	if err != nil {
-		return nil, fmt.Errorf("launch: a folder for the sockets: %w", err)
+		return nil, fmt.Errorf("launch: a folder for the sockets: %w: name one with room by TMPDIR", err)
+	}
+	if socket := (layout{folder: folder}).socket(); len(socket) > socketPathMax {
+		err := fmt.Errorf("launch: the socket %s has a path of %d bytes, the kernel takes %d: name a shorter folder by TMPDIR", socket, len(socket), socketPathMax)
+		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
 	ports, err := freePorts(3)
 	if err != nil {

@@ -297,3 +297,17 @@ func TestProgramThatIsNotThere(t *testing.T) {
 		t.Errorf("with another program as the guard the start ended with %v", err)
 	}
 }
+
+func TestATemporaryFolderWhosePathIsTooLongForSocketsIsNamed(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", folder)
+	if _, err := Start(t.Context(), testSpec(t.TempDir(), OrbitKV), nil); err == nil || !strings.Contains(err.Error(), "name a shorter folder by TMPDIR") {
+		t.Errorf("%v", err)
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("left in it: %v, %v", left, err)
+	}
+}

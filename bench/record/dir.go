@@ -71,7 +71,7 @@ type rowFile struct {
 // names what is in the folder, or that another run holds it.
 func Create(path string, m Manifest, command []string) (*Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("making the output directory: %w", err)
+		return nil, fmt.Errorf("making the output directory: %w: name one that is absent or empty, where you may write", err)
 	}
 	d, err := open(path)
 	if err != nil {
@@ -332,7 +332,7 @@ func (r *rowFile) append(line []byte) error {
 		r.size += int64(n)
 		return nil
 	}
-	err = fmt.Errorf("writing a row: %w", err)
+	err = fmt.Errorf("writing a row: %w%s", err, remedy(err))
 	if n > 0 {
 		if cut := r.file.Truncate(r.size); cut != nil {
 			r.broken = fmt.Errorf("%w; the part that was written could not be taken back: %w", err, cut)
@@ -364,16 +364,28 @@ func (d *Dir) save() error {
 	return replace(d.Path(manifestFile), append(text, '\n'))
 }
 
-// replace puts a file in the place of another in one step.
+// remedy says what helps against an error of a disk; nothing where nothing is known to.
+func remedy(err error) string {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return ": make room and go on by --resume"
+	}
+	return ""
+}
+
+// replace puts a file in the place of another in one step. What lies where the new one is written is left over from a crash, or not this
+// package's: it is removed, and not written through.
 func replace(path string, content []byte) error {
-	next, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err := os.Remove(path + ".new"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	next, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	_, err = next.Write(content)
 	err = errors.Join(err, next.Sync(), next.Close())
 	if err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
+		return fmt.Errorf("writing %s: %w%s", path, err, remedy(err))
 	}
 	return os.Rename(path+".new", path)
 }

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"orbitkv/bench/record"
 )
 
@@ -236,6 +238,43 @@ func TestABadLineIsNamed(t *testing.T) {
 			refused(t, err, c.want)
 		})
 	}
+}
+
+func TestAFileThatHasNoEndIsNotWaitedFor(t *testing.T) {
+	for _, name := range []string{"manifest.json", "samples.jsonl"} {
+		path := t.TempDir()
+		must(t, create(t, path).Close("part"))
+		must(t, os.RemoveAll(filepath.Join(path, name)), unix.Mkfifo(filepath.Join(path, name), 0o600))
+		_, err := record.Load(path)
+		refused(t, err, name, "is no ordinary file")
+	}
+}
+
+func TestADamagedManifestIsCalledOne(t *testing.T) {
+	path := t.TempDir()
+	must(t, create(t, path).Close("part"), os.WriteFile(filepath.Join(path, "manifest.json"), []byte(`{"format":1`), 0o600))
+	_, err := record.Load(path)
+	refused(t, err, "manifest.json is damaged", "begin a new run")
+}
+
+func TestAFullDiskIsSaidWithWhatHelps(t *testing.T) {
+	path := t.TempDir()
+	d := create(t, path)
+	must(t, os.Symlink("/dev/full", filepath.Join(path, "samples.jsonl")))
+	refused(t, d.Sample(sample("a", 1, 0)), "no space left", "make room and go on by --resume")
+	_ = d.Close("failed") // a device is not synced
+}
+
+func TestTheManifestIsNotWrittenThroughALink(t *testing.T) {
+	path, other := t.TempDir(), filepath.Join(t.TempDir(), "other")
+	d := create(t, path)
+	must(t, os.WriteFile(other, []byte("mine"), 0o600), os.Symlink(other, filepath.Join(path, "manifest.json.new")), d.Close("part"))
+	text, err := os.ReadFile(other)
+	must(t, err)
+	if string(text) != "mine" {
+		t.Errorf("the file behind the link is now %q", text)
+	}
+	load(t, path)
 }
 
 func TestARowThatCannotBeReadIsNotWritten(t *testing.T) {

@@ -124,7 +124,7 @@ type tear struct {
 // read hands every line of a file to add; an absent file has no rows. It returns the tear at its end, if there is one.
 func (f rows) read(folder string) (*tear, error) {
 	path := filepath.Join(folder, f.name)
-	file, err := os.Open(path)
+	file, err := openPlain(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -152,9 +152,21 @@ func (f rows) read(folder string) (*tear, error) {
 			return nil, fmt.Errorf("%s is larger than %d bytes, the bound of a file of rows", path, int64(FileBytesMax))
 		}
 		if err := f.add(line); err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", path, number, err)
+			return nil, fmt.Errorf("%s:%d: %w; the file is damaged: take the folder from a copy, or begin a new run", path, number, err)
 		}
 	}
+}
+
+// openPlain opens an ordinary file; to open another might wait for ever.
+func openPlain(path string) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no ordinary file", path)
+	}
+	return os.Open(path)
 }
 
 // note tells a reader what a tear means.
@@ -191,7 +203,7 @@ func (t *tear) mend(path string) error {
 func readManifest(folder string) (Manifest, error) {
 	var m Manifest
 	path := filepath.Join(folder, manifestFile)
-	file, err := os.Open(path)
+	file, err := openPlain(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return m, fmt.Errorf("%s is not an output directory of a measurement: it has no %s", folder, manifestFile)
 	}
@@ -207,7 +219,7 @@ func readManifest(folder string) (Manifest, error) {
 		return m, fmt.Errorf("%s is larger than %d bytes", path, ManifestBytesMax)
 	}
 	if err := json.Unmarshal(text, &m); err != nil {
-		return m, fmt.Errorf("%s: %w", path, err)
+		return m, fmt.Errorf("%s is damaged: %w: take the folder from a copy, or begin a new run", path, err)
 	}
 	if m.Format != Format {
 		return m, fmt.Errorf("%s has format %d, this version reads format %d; use the orbitkv that wrote it (version %s)", path, m.Format, Format, m.Version)

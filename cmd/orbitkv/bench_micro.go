@@ -145,6 +145,7 @@ func microRun(measure func(context.Context) error) func(*cobra.Command, []string
 	return func(*cobra.Command, []string) error {
 		ctx, stop := signal.NotifyContext(context.Background(), endSignals()...)
 		defer stop()
+		context.AfterFunc(ctx, stop) // A second signal ends the program at once, and its processes with it.
 		return measure(ctx)
 	}
 }

@@ -168,6 +168,33 @@ func TestAnInterruptedBenchLeavesNothing(t *testing.T) {
 	nothingIn(t, disk)
 }
 
+// TestASecondSignalEndsABenchThatWaits lets the figures go to a pipe that nobody opens.
+func TestASecondSignalEndsABenchThatWaits(t *testing.T) {
+	lines := filepath.Join(t.TempDir(), "figures")
+	if err := syscall.Mkfifo(lines, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := orbitkv("bench", "pool", "--pool", "40mib", "--only", "copy", "--rounds", "1", "--time", "1ms", "--json", lines)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	again, late := time.NewTicker(100*time.Millisecond), time.NewTimer(patience)
+	defer again.Stop()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-again.C:
+			_ = cmd.Process.Signal(syscall.SIGINT) // it may have ended by now
+		case <-late.C:
+			_ = cmd.Process.Kill()
+			t.Fatal("it waits on")
+		}
+	}
+}
+
 // interrupt runs a command, sends the signal once it measures and ready is true, and returns what it said when it has ended.
 func interrupt(t *testing.T, cmd *exec.Cmd, signal syscall.Signal, ready func() bool) string {
 	t.Helper()

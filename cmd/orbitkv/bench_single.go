@@ -114,7 +114,10 @@ func compareCommand() *cobra.Command {
 	asJSON := cmd.Flags().Bool("json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var runs []*record.Run
-		for _, path := range args {
+		for i, path := range args {
+			if err := notTwice(args[:i], path); err != nil {
+				return err
+			}
 			run, err := record.Load(path)
 			if err != nil {
 				return err
@@ -131,4 +134,18 @@ func compareCommand() *cobra.Command {
 		return report.WriteComparison(cmd.OutOrStdout(), comparison)
 	}
 	return cmd
+}
+
+// notTwice refuses a folder that was named before, by whatever path: a run differs from itself in nothing.
+func notTwice(before []string, path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil // whoever reads the folder says why not
+	}
+	for _, other := range before {
+		if known, err := os.Stat(other); err == nil && os.SameFile(known, info) {
+			return fmt.Errorf("%s and %s are one folder: name two or more output folders of `orbitkv bench single-node`", other, path)
+		}
+	}
+	return nil
 }

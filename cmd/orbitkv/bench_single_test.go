@@ -104,6 +104,17 @@ func TestCompareWantsTwoRuns(t *testing.T) {
 	if code != 1 || !strings.Contains(errs, "name two or more output folders") {
 		t.Errorf("exit code %d: %s", code, errs)
 	}
+	folder, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
+	if err := os.WriteFile(filepath.Join(folder, "manifest.json"), []byte(`{"format":1}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(folder, link); err != nil {
+		t.Fatal(err)
+	}
+	_, errs, code = run(t, "bench", "compare", folder, link)
+	if code != 1 || !strings.Contains(errs, "are one folder") {
+		t.Errorf("exit code %d: %s", code, errs)
+	}
 	_, errs, code = run(t, "bench", "compare", t.TempDir(), t.TempDir())
 	if code != 1 || !strings.Contains(errs, "is not an output directory of a measurement") {
 		t.Errorf("exit code %d: %s", code, errs)
