@@ -51,3 +51,6 @@ const (
 	PartLMCache = "lmcache"
 	PartClient  = "client"
 )
+
+// Sources are all sources in the order in which they are shown.
+var Sources = []Source{FromHBM, FromExternal, FromBoth, Miss, Unverified}

@@ -304,7 +304,7 @@ func agreementRows(all []Agreement, lengths []int) [][]string {
 // answersName is a backend with the sources of its answers.
 func answersName(all []Answers) string {
 	var from []string
-	for _, source := range sourceOrder {
+	for _, source := range record.Sources {
 		if slices.ContainsFunc(all, func(a Answers) bool {
 			return slices.ContainsFunc(a.Sources, func(s SourceCount) bool { return s.Source == source })
 		}) {

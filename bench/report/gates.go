@@ -89,10 +89,8 @@ func rowName(s *record.Sample) string {
 // finalByCell returns the measured rows that count, by cell.
 func finalByCell(run *record.Run) map[string][]*record.Sample {
 	byCell := map[string][]*record.Sample{}
-	for i := range run.Samples {
-		if s := &run.Samples[i]; s.Measured && run.Final(s.Place) {
-			byCell[s.Cell] = append(byCell[s.Cell], s)
-		}
+	for _, s := range final(run) {
+		byCell[s.Cell] = append(byCell[s.Cell], s)
 	}
 	return byCell
 }

@@ -122,9 +122,6 @@ func KeyOf(s *record.Sample) Key {
 // phaseOrder is the order in which phases are shown.
 var phaseOrder = []record.Phase{record.Cold, record.HBMHit, record.Partial, record.AfterPressure, record.Sustained}
 
-// sourceOrder is the order in which sources are shown.
-var sourceOrder = []record.Source{record.FromHBM, record.FromExternal, record.FromBoth, record.Miss, record.Unverified}
-
 // compareKeys orders groups so that the backends of one state stand together.
 func compareKeys(a, b Key, backends []string) int {
 	return cmp.Or(
@@ -192,7 +189,7 @@ func sources(samples []*record.Sample) []SourceCount {
 		count[s.Source]++
 	}
 	all := []SourceCount{}
-	for _, source := range sourceOrder {
+	for _, source := range record.Sources {
 		if count[source] > 0 {
 			all = append(all, SourceCount{source, count[source]})
 		}

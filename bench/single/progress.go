@@ -102,7 +102,7 @@ func (p *progress) window(row *record.Window, samples []record.Sample) {
 		sources[samples[i].Source]++
 	}
 	var parts []string
-	for _, source := range []record.Source{record.FromHBM, record.FromExternal, record.FromBoth, record.Miss, record.Unverified} {
+	for _, source := range record.Sources {
 		if sources[source] > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", sources[source], source))
 		}
