@@ -77,12 +77,8 @@ func Create(path string, m Manifest, command []string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(path)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("reading the output directory: %w", err), d.lock.Close())
-	}
-	if len(entries) > 0 {
-		return nil, errors.Join(fmt.Errorf("%s is not empty: it holds %s; name a new folder, or go on with the run that is there by --resume", path, listed(entries)), d.lock.Close())
+	if err := vacant(path); err != nil {
+		return nil, errors.Join(err, d.lock.Close())
 	}
 	m.Format = Format
 	d.manifest = m

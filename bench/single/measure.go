@@ -112,6 +112,9 @@ func (r *run) missing() []string {
 // prepare looks at the machine, the model and the engine's Python, and opens the output directory.
 func prepare(ctx context.Context, ask Ask, host Host, command []string, errs io.Writer) (*run, error) {
 	begun := host.Now()
+	if err := record.Ready(ask.Output, ask.Resume); err != nil { // The engine's Python, which is asked below, may take a minute.
+		return nil, err
+	}
 	ask.Model = absolute(ask.Model)
 	if found, err := exec.LookPath(ask.EnginePython); err == nil {
 		ask.EnginePython = absolute(found)
