@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"time"
 )
 
@@ -74,11 +73,10 @@ func exchange(conn net.Conn, buf []byte, outgoing, incoming int) error {
 
 // withEcho runs use against an echo server in a process of its own.
 func withEcho(program string, use func(socket string) error) error {
-	dir, err := os.MkdirTemp("", "orbitkv-bench-")
+	dir, socket, err := socketFolder("echo.sock")
 	if err != nil {
 		return err
 	}
-	socket := filepath.Join(dir, "echo.sock")
 	server, err := startChild(program, "bench", EchoVerb, socket)
 	if err != nil {
 		return errors.Join(fmt.Errorf("start the echo server: %w", err), os.RemoveAll(dir))

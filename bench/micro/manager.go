@@ -20,6 +20,8 @@ const (
 	dialEvery    = 20 * time.Millisecond
 )
 
+const socketPathMax = 107 // bytes of the path of a Unix socket
+
 // manager is an `orbitkv serve` that this process started.
 type manager struct {
 	*child
@@ -27,13 +29,26 @@ type manager struct {
 	dir    string
 }
 
+// socketFolder makes a private folder for one socket. Its owner removes it.
+func socketFolder(name string) (dir, socket string, err error) {
+	dir, err = os.MkdirTemp("", "orbitkv-bench-")
+	if err != nil {
+		return "", "", fmt.Errorf("a folder for the socket: %w: name one with room by TMPDIR", err)
+	}
+	socket = filepath.Join(dir, name)
+	if len(socket) > socketPathMax {
+		err = fmt.Errorf("the socket %s has a path of %d bytes, the kernel takes %d: name a shorter folder by TMPDIR", socket, len(socket), socketPathMax)
+		return "", "", errors.Join(err, os.Remove(dir))
+	}
+	return dir, socket, nil
+}
+
 // startManager starts the program with its socket in a fresh folder and waits until it answers a hello.
 func startManager(ctx context.Context, o ChannelOptions) (*manager, error) {
-	dir, err := os.MkdirTemp("", "orbitkv-bench-")
+	dir, socket, err := socketFolder("orbitkv.sock")
 	if err != nil {
 		return nil, err
 	}
-	socket := filepath.Join(dir, "orbitkv.sock")
 	process, err := startChild(o.Program, "serve", "--socket", socket, "--pool-size", strconv.FormatUint(o.PoolBytes, 10), "--http-addr", "off", "--log-level", "warn")
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start the Manager: %w", err), os.RemoveAll(dir))

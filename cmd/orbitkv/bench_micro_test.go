@@ -126,6 +126,23 @@ func TestBenchRefusesADiskThatCannotBeMeasured(t *testing.T) {
 	}
 }
 
+func TestBenchChannelNamesATemporaryFolderThatHoldsNoSocket(t *testing.T) {
+	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
+	if err := os.Mkdir(long, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for folder, word := range map[string]string{long: "a shorter folder by TMPDIR", filepath.Join(long, "none"): "with room by TMPDIR"} {
+		for _, section := range []string{"ping", "publish"} {
+			cmd := orbitkv("bench", "channel", "--pool", "128mib", "--only", section, "--rounds", "1", "--time", "1ms")
+			cmd.Env = append(cmd.Env, "TMPDIR="+folder)
+			if said, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(said), word) {
+				t.Errorf("%s: %v, %s, want %q", section, err, said, word)
+			}
+		}
+	}
+	nothingIn(t, long)
+}
+
 // isTmpfs says whether a folder lies in memory.
 func isTmpfs(t *testing.T, folder string) bool {
 	t.Helper()
