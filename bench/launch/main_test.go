@@ -79,7 +79,7 @@ func fakeServer(mode string) error {
 		fmt.Print(vllmDeath)
 		os.Exit(3)
 	case modeSilent:
-		select {}
+		forever()
 	case modeStubborn:
 		signal.Ignore(syscall.SIGTERM)
 	}
@@ -141,7 +141,15 @@ func fakeDescendant() error {
 	if _, err := os.Stdout.Write([]byte{'n'}); err != nil {
 		return err
 	}
-	select {}
+	forever()
+	return nil
+}
+
+// forever waits to be ended. A program without cgo in which nothing but select waits is ended by its own runtime as deadlocked.
+func forever() {
+	for {
+		time.Sleep(time.Hour)
+	}
 }
 
 func notePID() error {
@@ -160,7 +168,8 @@ func fakeMeasurement(folder string) error {
 		return err
 	}
 	fmt.Println(stack.at.folder)
-	select {}
+	forever()
+	return nil
 }
 
 // testSpec is a stack whose every program is this test's own.
