@@ -81,6 +81,12 @@ func TestTheEchoServerGivesBackWhatIsAskedFor(t *testing.T) {
 			t.Errorf("%d bytes for %d: %v", bytes[0], bytes[1], err)
 		}
 	}
+	if _, err := conn.Write([]byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(buf); !errors.Is(err, io.EOF) {
+		t.Errorf("an exchange of 4 GiB: %v; want the end of the connection", err)
+	}
 	end()
 	if err := errors.Join(conn.Close(), <-ended); err != nil {
 		t.Error(err)

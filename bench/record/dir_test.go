@@ -336,3 +336,16 @@ func TestWritersTogether(t *testing.T) {
 		}
 	}
 }
+
+func TestAFileOfRowsAndTheStartsOfARunAreBounded(t *testing.T) {
+	path := t.TempDir()
+	d := create(t, path)
+	must(t, os.WriteFile(filepath.Join(path, "samples.jsonl"), nil, 0o600), os.Truncate(filepath.Join(path, "samples.jsonl"), record.FileBytesMax))
+	refused(t, d.Sample(sample("a", 1, 0)), "samples.jsonl", "split the run")
+	must(t, os.Remove(filepath.Join(path, "samples.jsonl")))
+	must(t, d.Update(func(m *record.Manifest) {
+		m.Attempts = append(m.Attempts, make([]record.Attempt, record.AttemptsMax-1)...)
+	}), d.Close("part"))
+	_, err := record.Reopen(path, manifest(), []string{"orbitkv", "bench"})
+	refused(t, err, "was started 1000 times", "begin a new run")
+}
