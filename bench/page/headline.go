@@ -57,7 +57,7 @@ func headline(run *record.Run, s *report.Summary) section {
 func serialGroups(s *report.Summary) []report.Group {
 	var serial []report.Group
 	for _, g := range s.Groups {
-		if g.Workload == "latency" || g.Workload == "partial" {
+		if g.Workload == record.WorkloadLatency || g.Workload == record.WorkloadPartial {
 			serial = append(serial, g)
 		}
 	}
@@ -86,7 +86,7 @@ func stateOf(workload string, phase record.Phase, variant string) string {
 		return words(oneLine(string(phase)))
 	case phase == record.Partial:
 		return "partial, " + variant + " % seen"
-	case workload == "partial":
+	case workload == record.WorkloadPartial:
 		return words(oneLine(string(phase))) + ", before " + variant + " %"
 	}
 	return words(oneLine(string(phase))) + ", " + variant
@@ -263,7 +263,7 @@ func groupCells(g *report.Group, r report.Row, first bool) []cell {
 	switch {
 	case r.LoadBytes > 0:
 		restored = size(r.LoadBytes)
-	case r.External > 0 && (g.Workload == "latency" || g.Workload == "partial"):
+	case r.External > 0 && (g.Workload == record.WorkloadLatency || g.Workload == record.WorkloadPartial):
 		restored = "not told"
 	}
 	return append(groupHead(g),

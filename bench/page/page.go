@@ -36,9 +36,9 @@ func Write(w io.Writer, run *record.Run, s *report.Summary) error {
 
 func engineName(engine string) string {
 	switch engine {
-	case "vllm":
+	case record.VLLM:
 		return "vLLM"
-	case "sglang":
+	case record.SGLang:
 		return "SGLang"
 	}
 	return engine
@@ -188,7 +188,7 @@ func drainFinding(s *report.Summary) finding {
 	case len(left) > 0:
 		return finding{false, oneLine("Not everything was given back at the end: " + strings.Join(left, ", ") + ".")}
 	case checked == 0:
-		tells := slices.ContainsFunc(s.Coverage, func(c report.Coverage) bool { return c.Backend == "orbitkv" })
+		tells := slices.ContainsFunc(s.Coverage, func(c report.Coverage) bool { return c.Backend == record.OrbitKV })
 		return finding{!tells, "No backend told what it still holds, so the drain check had nothing to look at."}
 	}
 	return finding{true, "Everything that requests borrow was given back at the end of each backend that tells of it."}
