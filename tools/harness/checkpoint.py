@@ -40,9 +40,8 @@ Bits = npt.NDArray[np.uint16]
 Floats = npt.NDArray[np.float32]
 FIRST_WORD = 3  # Ids below are the special tokens.
 RECIPE = 1  # Raised when equal values would give other bytes, so that older folders are left alone.
-BLOCK_VALUES = (
-    1 << 20
-)  # Drawn at once by one thread of a sharded checkpoint: 4 MiB, and as much again twice while rounding.
+# Drawn at once by one thread of a sharded checkpoint: 4 MiB, and as much again twice while rounding.
+BLOCK_VALUES = 1 << 20
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
