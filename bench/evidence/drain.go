@@ -9,7 +9,8 @@ import (
 )
 
 // Drain waits until everything that requests borrowed was given back in 3 looks in a row, for at most DrainLimit, and says whether it was. The
-// caller fills in the place. What a failed drain still holds stands in Why, and every gauge that was looked at in Values.
+// caller fills in the place. A check that the end of ctx breaks off is no check. What a failed drain still holds stands in Why, and every gauge that
+// was looked at in Values.
 func (s *Scraper) Drain(ctx context.Context) record.Drain {
 	begun := time.Now()
 	drain := record.Drain{Checked: s.service}
@@ -17,6 +18,11 @@ func (s *Scraper) Drain(ctx context.Context) record.Drain {
 	drain.WaitMs = float64(time.Since(begun)) / float64(time.Millisecond)
 	drain.Values = s.borrowable(look)
 	switch {
+	case err != nil && ctx.Err() != nil:
+		drain.Checked, drain.Why = false, "it was broken off"
+		if len(found) > 0 {
+			drain.Why += ", and until then not given back: " + list(found)
+		}
 	case err != nil:
 		drain.Checked, drain.Why = false, "it could not be looked at: "+err.Error()
 	case len(found) > 0:

@@ -109,7 +109,7 @@ func (s *Scraper) Settle(ctx context.Context, atLeast time.Duration) (Snapshot, 
 }
 
 // quiet looks again and again until loud finds nothing in 3 looks in a row, between which no counter moved where still is set, and atLeast has
-// passed, or until limit. It returns the last look and, at the limit, what was last found.
+// passed, or until limit. It returns the last look and, at the limit or with an error, what was last found.
 func (s *Scraper) quiet(ctx context.Context, atLeast, limit time.Duration, still bool, loud func(Snapshot) []string) (Snapshot, []string, error) {
 	begun := time.Now()
 	ticker := time.NewTicker(pollEvery)
@@ -119,7 +119,7 @@ func (s *Scraper) quiet(ctx context.Context, atLeast, limit time.Duration, still
 	for calm := 0; ; {
 		now, err := s.Read(ctx)
 		if err != nil {
-			return look, nil, err
+			return look, against, err
 		}
 		found := loud(now)
 		var moved []string
@@ -147,7 +147,7 @@ func (s *Scraper) quiet(ctx context.Context, atLeast, limit time.Duration, still
 		}
 		select {
 		case <-ctx.Done():
-			return look, nil, ctx.Err()
+			return look, against, ctx.Err()
 		case <-ticker.C:
 		}
 	}

@@ -166,6 +166,22 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestADrainCheckThatIsBrokenOffSaysWhatWasStillHeld: it neither clears nor accuses the backend.
+func TestADrainCheckThatIsBrokenOffSaysWhatWasStillHeld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPages(load.VLLM)
+		s := p.scraper(load.VLLM, managerAt)
+		p.change[managerAt] = until(1<<30, "orbitkv_leases", 1, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		d := s.Drain(ctx)
+		if d.Drained || d.Checked || !strings.Contains(d.Why, "broken off") || !strings.Contains(d.Why, "orbitkv_leases is 1") {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
 func TestMonitor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -168,8 +168,8 @@ func (c *child) wasStopped() bool {
 	return c.stopped
 }
 
-// stop ends the process in order, by force after a limit, and returns when nothing of it is left.
-func (c *child) stop() error {
+// stop ends the process in order, by force after a limit or the guard's own, and returns when nothing of it is left.
+func (c *child) stop(limit time.Duration) error {
 	c.mu.Lock()
 	c.stopped = true
 	var err error
@@ -182,7 +182,7 @@ func (c *child) stop() error {
 	}
 	select {
 	case <-c.gone:
-	case <-time.After(guardStopLimit):
+	case <-time.After(min(limit, guardStopLimit)):
 	}
 	return c.kill()
 }

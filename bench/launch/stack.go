@@ -22,6 +22,9 @@ const (
 	bodyAtMost = 64 << 10         // of its answer
 )
 
+// lastShare is the least of a bounded stop that a process keeps while those before it are ended; a Manager or a daemon needs it to remove its shared memory.
+const lastShare = 3 * time.Second
+
 const socketPathMax = 107 // bytes of the path of a Unix socket
 
 // Stack is one engine with its cache service. Start makes one; its owner stops it.
@@ -72,7 +75,7 @@ func start(ctx context.Context, s Spec, note func(record.Launch), limit time.Dur
 	}
 	for i := range processes {
 		if err := k.begin(ctx, &processes[i]); err != nil {
-			return nil, errors.Join(err, k.end((*child).kill))
+			return nil, errors.Join(err, k.end(func(c *child, _ int) error { return c.kill() }))
 		}
 	}
 	return k, nil
@@ -204,16 +207,28 @@ func (k *Stack) Died() <-chan string { return k.died }
 
 // Stop ends the engine and then the service: SIGTERM to each, SIGKILL to it and all that came from it 30 s later. When it returns without an error,
 // nothing of them is left. It may be called again, and returns the same.
-func (k *Stack) Stop() error {
-	k.stopOnce.Do(func() { k.stopErr = k.end((*child).stop) })
+func (k *Stack) Stop() error { return k.StopWithin(time.Duration(len(k.children)) * guardStopLimit) }
+
+// StopWithin is Stop for a caller who has less time: what does not end in order by itself is killed early enough for all to be gone after the limit, as
+// far as the kernel buries them at once. Each process that is still to come keeps lastShare, or its equal share of a shorter time.
+func (k *Stack) StopWithin(limit time.Duration) error {
+	k.stopOnce.Do(func() {
+		end := time.Now().Add(min(limit, time.Duration(len(k.children))*guardStopLimit))
+		k.stopErr = k.end(func(c *child, after int) error { return c.stop(grace(time.Until(end), after)) })
+	})
 	return k.stopErr
 }
 
-// end ends all processes in the opposite order of their start, then removes what they met in.
-func (k *Stack) end(how func(*child) error) error {
+// grace is how long a process may take to end in order, out of the time that is left for it and for those after it.
+func grace(left time.Duration, after int) time.Duration {
+	return max(0, left-time.Duration(after)*lastShare, left/time.Duration(after+1))
+}
+
+// end ends all processes in the opposite order of their start, then removes what they met in. how is told how many come after.
+func (k *Stack) end(how func(c *child, after int) error) error {
 	var errs []error
 	for i := len(k.children) - 1; i >= 0; i-- {
-		errs = append(errs, how(k.children[i]))
+		errs = append(errs, how(k.children[i], i))
 	}
 	k.watchers.Wait()
 	return errors.Join(append(errs, os.RemoveAll(k.at.folder))...)

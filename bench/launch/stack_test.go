@@ -209,6 +209,26 @@ func TestKilledGuardLeavesNothing(t *testing.T) {
 	}
 }
 
+func TestAStubbornEngineIsKilledWithinABoundedStop(t *testing.T) {
+	folder, pids := setMode(t, modeStubborn)
+	stack, err := Start(t.Context(), testSpec(folder, Native), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	processes := tree(t, pids, treeSize/2)
+	if err := stack.StopWithin(time.Millisecond); err != nil {
+		t.Error(err)
+	}
+	if exit := stack.children[0].howEnded(); !strings.Contains(exit, "signal 9") {
+		t.Errorf("the engine ended with %s", exit)
+	}
+	for _, p := range processes {
+		if alive(p.Pid) {
+			t.Errorf("process %d outlives StopWithin", p.Pid)
+		}
+	}
+}
+
 func TestDeathIsTold(t *testing.T) {
 	folder, pids := setMode(t, modeLate)
 	stack, err := Start(t.Context(), testSpec(folder, Native), nil)

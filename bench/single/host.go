@@ -33,7 +33,7 @@ type Stack interface {
 	Manager() string
 	Service() string
 	Died() <-chan string
-	Stop() error
+	StopWithin(limit time.Duration) error
 }
 
 // Host is everything outside of this package that a run uses.

@@ -111,6 +111,25 @@ func TestAPartEndsBetweenTwoCellsAndNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
+func TestAPartEndsInTimeThoughItsBackendIsSick(t *testing.T) {
+	r := newRig(t)
+	r.step, r.sick = time.Second, true
+	ask := r.small()
+	ask.Backends, ask.Repeats, ask.PartSeconds = []string{launch.OrbitKV}, 6, 60
+	begun := r.at
+	run, err := r.measure(ask)
+	says(t, err, "this part of the run", "cells are missing", "the end of this part left the check", "orbitkv_leases is 2")
+	if took := r.at.Sub(begun); took > time.Duration(ask.PartSeconds)*time.Second {
+		t.Errorf("the part took %v", took)
+	}
+	if n := len(run.Finished); n == 0 || n == 6 {
+		t.Errorf("%d of 6 cells finished, want some", n)
+	}
+	if d := run.Drains[0]; d.Drained || d.Checked {
+		t.Errorf("a check that was broken off says %+v", d)
+	}
+}
+
 func TestAPartThatHasNoTimeStartsNothingMore(t *testing.T) {
 	r := newRig(t)
 	r.step = time.Second

@@ -20,8 +20,17 @@ const (
 	Interrupted = record.Interrupted
 )
 
-// stopReserve is kept of a part's time for the end of its last backend: the drain check and the end of its processes.
-const stopReserve = 20 * time.Second
+// What a part keeps of its time for the end of its last backend. A backend in good health needs a few seconds of it; one that does not drain or end in it is
+// cut short, so that the part still ends in time: to keep as much as such a one could take would cost every part two minutes of measuring.
+const (
+	stopReserve   = 20 * time.Second // in all
+	endReserve    = 12 * time.Second // of those, which the drain check leaves for the end of the processes and the report
+	reportReserve = 4 * time.Second  // of those, for the report
+	endLeast      = time.Second      // for each of the two where a part is late already
+)
+
+// noPart is the time that is left of a run without parts: more than anything takes.
+const noPart = 24 * time.Hour
 
 // errPart ends a part: what is missing would not fit into its time.
 var errPart = errors.New("the time of this part is used up")
@@ -95,10 +104,22 @@ func (r *run) fits(takes time.Duration) bool {
 	return r.ask.PartSeconds == 0 || takes < r.remaining()
 }
 
-// remaining is what is left of the part's time for measuring.
-func (r *run) remaining() time.Duration {
-	return time.Duration(r.ask.PartSeconds)*time.Second - stopReserve - r.host.Now().Sub(r.begun)
+// left is what is left of the part's time.
+func (r *run) left() time.Duration {
+	if r.ask.PartSeconds == 0 {
+		return noPart
+	}
+	return time.Duration(r.ask.PartSeconds)*time.Second - r.host.Now().Sub(r.begun)
 }
+
+// remaining is what is left of the part's time for measuring.
+func (r *run) remaining() time.Duration { return r.left() - stopReserve }
+
+// drainTime is how long the drain check may take.
+func (r *run) drainTime() time.Duration { return min(drainLimit, max(endLeast, r.left()-endReserve)) }
+
+// stopTime is how long the end of a backend's processes may take.
+func (r *run) stopTime() time.Duration { return max(endLeast, r.left()-reportReserve) }
 
 // inPart returns a context that ends with the part's time: a start or a cell that takes longer than any before it is broken off rather than run into
 // whatever ends the part by force.

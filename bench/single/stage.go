@@ -66,7 +66,7 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 		MaxModelLen: r.ask.longest(), MaxSeqs: r.ask.seqs(), LogPath: logs, Model: r.model,
 	}, func(l record.Launch) { notes.add(r.note(l)) })
 	if failed := notes.err(); err == nil && failed != nil {
-		err = errors.Join(failed, stack.Stop())
+		err = errors.Join(failed, stack.StopWithin(r.stopTime()))
 	}
 	if err != nil {
 		return nil, nil, nil, r.startFailure(ctx, err, logs(launch.PartEngine))
@@ -88,7 +88,7 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 	stop := func() error {
 		cancel(nil)
 		s.client.Close()
-		return stack.Stop()
+		return stack.StopWithin(r.stopTime())
 	}
 	return s, inner, stop, nil
 }
@@ -216,15 +216,23 @@ func (s *stage) alive(ctx context.Context, failure error) error {
 	}
 }
 
-// drain checks that everything borrowed was given back. An interrupted run is checked, too.
+// drain checks that everything borrowed was given back. An interrupted run is checked, too; at the end of a part the check may be broken off.
 func (s *stage) drain(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
+	limit := s.drainTime()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	checked := s.counters.Drain(ctx)
+	if !checked.Drained && limit < drainLimit {
+		checked.Why = fmt.Sprintf("the end of this part left the check %v: %s", limit.Round(time.Millisecond), checked.Why)
+	}
 	checked.Place = s.place(0, "drain")
 	checked.Concurrency = 0
-	if !checked.Drained {
+	switch {
+	case checked.Drained:
+	case checked.Checked:
 		s.trouble("%s, pass %d: not everything was given back: %s", s.backend, s.pass, checked.Why)
+	default:
+		s.trouble("%s, pass %d: whether everything was given back is not known: %s", s.backend, s.pass, checked.Why)
 	}
 	return s.dir.Drain(checked)
 }

@@ -87,7 +87,7 @@ func singleNodeFlags(f *pflag.FlagSet, ask *single.Ask) {
 	f.StringVar(&ask.Order, "order", ask.Order, "`order`: forward, reversed, or pairs (both, backends and lengths turned round in the second pass)")
 	f.StringVar(&ask.Output, single.FlagOutput, "", "`folder` of the run, absent or empty (default orbitkv-bench-ENGINE-TIME)")
 	f.BoolVar(&ask.Resume, single.FlagResume, false, "go on with the run in --output, which was asked for by the same flags")
-	f.IntVar(&ask.PartSeconds, "part-seconds", 0, "end before so many `seconds`, between two cells; --resume goes on (default no limit)")
+	f.IntVar(&ask.PartSeconds, "part-seconds", 0, "end before so many `seconds`, the last 20 of which are kept for the end of the backend; --resume goes on (default no limit)")
 }
 
 // deviceOfHost is the device that an engine here most likely has.
