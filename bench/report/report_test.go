@@ -231,6 +231,22 @@ func TestWindowsCountTheDrain(t *testing.T) {
 	}
 }
 
+// TestGaugesStandWithoutAMonitor keeps what the looks around a window saw where nothing was sampled inside it; counters are no gauges.
+func TestGaugesStandWithoutAMonitor(t *testing.T) {
+	run := windowRun("native")
+	w := &run.Windows[0]
+	w.Before = map[string]float64{"sglang:num_running_reqs": 0, "sglang:prompt_tokens_total": 64, `vllm:prompt_tokens_by_source_total{source="local_compute"}`: 64}
+	w.After = map[string]float64{"sglang:num_running_reqs": 0, "sglang:hicache_host_used_tokens": 512, "sglang:prompt_tokens_total": 128}
+	w.Peak, w.PeakSamples = nil, 0
+	gauges := summarise(t, run).Windows[0].Gauges
+	if len(gauges) != 2 || gauges[0].Name != "sglang:hicache_host_used_tokens" || gauges[1].Name != "sglang:num_running_reqs" {
+		t.Fatalf("%+v", gauges)
+	}
+	if host := gauges[0]; host.Start != nil || host.End == nil || *host.End != 512 || host.Peak != nil {
+		t.Errorf("%+v", host)
+	}
+}
+
 // TestBurstsOfACellAreOneWindow adds up the spans of a phase.
 func TestBurstsOfACellAreOneWindow(t *testing.T) {
 	run := windowRun("orbitkv")

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 
 	"orbitkv/bench/record"
 	"orbitkv/bench/stat"
@@ -65,10 +66,24 @@ func sum(parts []*record.Window) Window {
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(peaks)) {
+	for _, name := range gaugesOf(first.Before, last.After, peaks) {
 		w.Gauges = append(w.Gauges, Gauge{name, value(first.Before, name), value(last.After, name), value(peaks, name)})
 	}
 	return w
+}
+
+// gaugesOf returns the names of everything that was seen and is no counter, in order: a backend without a monitor has no peak of anything. Counters are
+// told by Prometheus' rule for their names.
+func gaugesOf(looks ...map[string]float64) []string {
+	names := map[string]bool{}
+	for _, look := range looks {
+		for name := range look {
+			if metric, _, _ := strings.Cut(name, "{"); !strings.HasSuffix(metric, "_total") {
+				names[name] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 func value(values map[string]float64, name string) *float64 {
