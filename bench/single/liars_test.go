@@ -128,7 +128,7 @@ func TestTheReportIsWrittenThoughNobodyReadsTheTables(t *testing.T) {
 	if err := os.Remove(filepath.Join(ask.Output, "report.html")); err != nil {
 		t.Fatal(err)
 	}
-	if err := publish(ask.Output, lateReader{ask.Output}); err == nil || err.Error() != "nobody reads" {
+	if err := Publish(ask.Output, lateReader{ask.Output}); err == nil || err.Error() != "nobody reads" {
 		t.Errorf("%v", err)
 	}
 }

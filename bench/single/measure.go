@@ -42,7 +42,7 @@ func Measure(ctx context.Context, ask Ask, host Host, command []string, out, err
 	}
 	r.progress.close()
 	verdict := r.verdict(outcome, ended, missing)
-	if err := publish(r.dir.Path(), out); err != nil {
+	if err := Publish(r.dir.Path(), out); err != nil {
 		return errors.Join(verdict, err)
 	}
 	return verdict
@@ -213,8 +213,9 @@ func absolute(path string) string {
 	return path
 }
 
-// publish writes what a run's directory amounts to: tables for a person, summary.json and report.html. It works on any directory, finished or not.
-func publish(path string, out io.Writer) error {
+// Publish writes what a run's directory amounts to: tables for a person, summary.json and report.html. It works on any directory, finished or not; the error
+// names the row of one whose rows contradict each other.
+func Publish(path string, out io.Writer) error {
 	kept, err := record.Load(path)
 	if err != nil {
 		return err

@@ -11,6 +11,6 @@ func benchCommand() *cobra.Command {
 			"not verify. Nothing else should use the machine meanwhile.",
 		Args: cobra.NoArgs,
 	}
-	cmd.AddCommand(append(microCommands(), singleNodeCommand(), compareCommand())...)
+	cmd.AddCommand(append(microCommands(), singleNodeCommand(), compareCommand(), reportCommand())...)
 	return cmd
 }

@@ -136,6 +136,22 @@ func compareCommand() *cobra.Command {
 	return cmd
 }
 
+func reportCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "report FOLDER",
+		Short: "Make the tables, summary.json and report.html of an output folder again",
+		Long: "Reads the rows that `orbitkv bench single-node` kept in a folder, prints its tables and writes summary.json and report.html anew: after an\n" +
+			"upgrade, or where a run was killed before it wrote them. No row is changed, and nothing is measured.",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("%d folders are named: name one output folder of `orbitkv bench single-node`", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return single.Publish(args[0], cmd.OutOrStdout()) },
+	}
+}
+
 // notTwice refuses a folder that was named before, by whatever path: a run differs from itself in nothing.
 func notTwice(before []string, path string) error {
 	info, err := os.Stat(path)

@@ -120,3 +120,34 @@ func TestCompareWantsTwoRuns(t *testing.T) {
 		t.Errorf("exit code %d: %s", code, errs)
 	}
 }
+
+func TestPublishedRunsAreReadable(t *testing.T) {
+	kept, err := filepath.Glob("../../docs/performance/*/manifest.json")
+	if err != nil || len(kept) < 2 {
+		t.Fatalf("%d runs are published: %v", len(kept), err)
+	}
+	for _, manifest := range kept {
+		folder := filepath.Join(t.TempDir(), "run")
+		if err := os.CopyFS(folder, os.DirFS(filepath.Dir(manifest))); err != nil {
+			t.Fatal(err)
+		}
+		for _, made := range []string{"report.html", "summary.json"} {
+			if err := os.RemoveAll(filepath.Join(folder, made)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out, errs, code := run(t, "bench", "report", folder)
+		if code != 0 || !strings.Contains(out, "after pressure") || strings.Contains(out, "not complete") {
+			t.Errorf("%s: exit code %d: %s%s", manifest, code, out, errs)
+		}
+		for _, made := range []string{"report.html", "summary.json"} {
+			if info, err := os.Stat(filepath.Join(folder, made)); err != nil || info.Size() == 0 {
+				t.Errorf("%s: %s was not made: %v", manifest, made, err)
+			}
+		}
+	}
+	_, errs, code := run(t, "bench", "report", t.TempDir())
+	if code != 1 || !strings.Contains(errs, "is not an output directory of a measurement") {
+		t.Errorf("exit code %d: %s", code, errs)
+	}
+}
