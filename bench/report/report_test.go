@@ -231,6 +231,18 @@ func TestWindowsCountTheDrain(t *testing.T) {
 	}
 }
 
+// TestGoodputNeedsAKnownTPOT: nothing came after the first text of the first answer, and nobody counted the tokens of the second one's.
+func TestGoodputNeedsAKnownTPOT(t *testing.T) {
+	run := windowRun("orbitkv")
+	before := summarise(t, run).Windows[0].Good
+	run.Samples[0].FirstTextTokens = run.Samples[0].OutputTokens
+	run.Samples[1].FirstTextTokens = 0
+	w := summarise(t, run).Windows[0]
+	if w.Good != before-1 || w.TPOT.N != 18 {
+		t.Errorf("%d of %d are good still, and %d have a TPOT", w.Good, before, w.TPOT.N)
+	}
+}
+
 // TestGaugesStandWithoutAMonitor keeps what the looks around a window saw where nothing was sampled inside it; counters are no gauges.
 func TestGaugesStandWithoutAMonitor(t *testing.T) {
 	run := windowRun("native")

@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -116,8 +117,12 @@ func (w *Window) measure(whole []*record.Sample, o Objectives, verdicts map[stri
 	w.TPOT, w.TPOTp99 = stat.OfMedian(tpot, seed), stat.Rare(tpot, 0.99)
 }
 
-// met says whether a whole answer kept the objectives that are set. An answer of one token has no time per output token to keep.
+// met says whether a whole answer kept the objectives that are set. An answer without a token after its first text has no time per output token to keep; one
+// of which that is not known has kept none.
 func (o Objectives) met(s *record.Sample) bool {
 	tpot, ok := s.TPOTms()
-	return (o.TTFTms == 0 || s.TTFTms <= o.TTFTms) && (o.TPOTms == 0 || !ok || tpot <= o.TPOTms)
+	if !ok && s.FirstTextTokens == 0 {
+		tpot = math.Inf(1)
+	}
+	return (o.TTFTms == 0 || s.TTFTms <= o.TTFTms) && (o.TPOTms == 0 || tpot <= o.TPOTms)
 }
