@@ -154,6 +154,8 @@ func wrongTimes(s *record.Sample) string {
 		return fmt.Sprintf("text came at %g ms, after the answer's end at %g ms", max(s.TTFTms, last), s.E2Ems)
 	case s.OutputTokens < 1:
 		return "its answer is whole and has no token"
+	case s.FirstTextTokens < 0 || s.FirstTextTokens > s.OutputTokens:
+		return fmt.Sprintf("%d of its %d tokens came with its first text", s.FirstTextTokens, s.OutputTokens)
 	}
 	return ""
 }
@@ -170,7 +172,7 @@ func wrongSource(s *record.Sample) string {
 	case record.FromBoth:
 		ok = device && external
 	case record.Miss:
-		ok = !device && s.ExternalTokens <= 0
+		ok = !device && !external
 	case record.Unverified:
 		ok = true
 	default:

@@ -57,6 +57,8 @@ func TestContradictionsAreRefused(t *testing.T) {
 		"a restore with a device hit":  {edit(after, func(s *record.Sample) { s.DeviceTokens = 64 }), []string{after, "its source is external, and its evidence says 64 tokens of the device"}},
 		"a hit without tokens":         {edit(hit, func(s *record.Sample) { s.DeviceTokens = 0 }), []string{hit, "its source is hbm"}},
 		"a miss with tokens":           {edit("orbitkv-1-cold", func(s *record.Sample) { s.ExternalTokens = 64 }), []string{"orbitkv-1-cold", "its source is miss"}},
+		"a miss with bytes":            {edit("orbitkv-1-cold", func(s *record.Sample) { s.LoadBytes = token }), []string{"orbitkv-1-cold", "its source is miss", "100000 bytes"}},
+		"a first text of too much":     {edit(hit, func(s *record.Sample) { s.FirstTextTokens = 17 }), []string{hit, "17 of its 16 tokens"}},
 		"more cells than planned":      {func(_ *testing.T, run *record.Run) { run.Manifest.Plan["orbitkv"] = 4 }, []string{"backend orbitkv: 5 cells are finished, 4 were planned"}},
 	} {
 		t.Run(name, func(t *testing.T) {
