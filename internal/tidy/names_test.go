@@ -11,7 +11,7 @@ import (
 // Names of other programs, and of our own helpers, that pages for users may give.
 var foreignFlags = map[string]string{
 	"block-size": "vLLM", "kv-transfer-config": "vLLM", "max-model-len": "vLLM", "model": "vLLM", "num-gpu-blocks-override": "vLLM",
-	"prefix-caching-hash-algo": "vLLM", "tensor-parallel-size": "vLLM", "enforce-eager": "vLLM",
+	"prefix-caching-hash-algo": "vLLM", "tensor-parallel-size": "vLLM", "enforce-eager": "vLLM", "max-num-seqs": "vLLM",
 	"model-path": "SGLang", "page-size": "SGLang", "radix-cache-backend": "SGLang", "enable-unified-cache-external-linker": "SGLang",
 	"enable-hierarchical-cache": "SGLang", "disable-radix-cache": "SGLang", "tp-size": "SGLang", "lora-paths": "SGLang", "sleep-on-idle": "SGLang",
 	"device": "SGLang", "attention-backend": "SGLang", "sampling-backend": "SGLang", "enable-metrics": "SGLang", "python": "uv",
