@@ -132,10 +132,21 @@ func (a *Agreement) key() Key {
 	return Key{Workload: a.Workload, Variant: a.Variant, Phase: a.Phase, Length: a.Length, Concurrency: a.Concurrency}
 }
 
+// otherPrompts says why the prompts of a cell are others in the second of two runs of one workload; empty where they are the same.
+func otherPrompts(a, b *record.Options) string {
+	switch {
+	case a.Seed != b.Seed:
+		return fmt.Sprintf("seed %d and run A has %d", b.Seed, a.Seed)
+	case a.Workload == partial && a.PageSize != b.PageSize: // Such a prompt stops being the one seen before at the end of a page.
+		return fmt.Sprintf("pages of %d tokens and run A of %d", b.PageSize, a.PageSize)
+	}
+	return ""
+}
+
 // samePrompts says whether requests of the same name asked two runs for the same prompt and for as many tokens.
 func samePrompts(a, b *record.Options) bool {
 	windows := a.Workload != sustained || a.WorkingSet == b.WorkingSet && a.ReuseRatio == b.ReuseRatio && slices.Equal(a.Lengths, b.Lengths)
-	return a.Seed == b.Seed && a.OutputTokens == b.OutputTokens && (a.Workload != partial || a.PageSize == b.PageSize) && windows
+	return otherPrompts(a, b) == "" && a.OutputTokens == b.OutputTokens && windows
 }
 
 // differing lists the outputs that differ from their cold ones, each with the backends that gave the same request the same text.

@@ -73,7 +73,8 @@ func Compare(runs []*record.Run) (*Comparison, error) {
 	c := &Comparison{Engine: first.Manifest.Options.Engine, Model: first.Manifest.Model, Workload: first.Manifest.Options.Workload}
 	for i, run := range runs {
 		label := string(rune('A' + i))
-		paired := run.Manifest.Options.Seed == first.Manifest.Options.Seed
+		other := otherPrompts(&first.Manifest.Options, &run.Manifest.Options)
+		paired := other == ""
 		c.Runs = append(c.Runs, Compared{label, run.Path, run.Manifest.Version, run.Manifest.Options.Backends, summaries[i].Part, paired, summaries[i].Link})
 		if !summaries[i].Part.Complete() {
 			c.Notes = append(c.Notes, fmt.Sprintf("run %s is not complete: part: %d of %d cells", label, summaries[i].Part.Finished, summaries[i].Part.Planned))
@@ -85,7 +86,7 @@ func Compare(runs []*record.Run) (*Comparison, error) {
 			return nil, fmt.Errorf("%s and %s cannot be compared: %w", first.Path, run.Path, err)
 		}
 		if !paired {
-			c.Notes = append(c.Notes, fmt.Sprintf("run %s has seed %d and run A has %d: other prompts, so its differences are unpaired", label, run.Manifest.Options.Seed, first.Manifest.Options.Seed))
+			c.Notes = append(c.Notes, fmt.Sprintf("run %s has %s: other prompts, so its differences are unpaired", label, other))
 		}
 		for _, d := range differencesOf(&first.Manifest, &run.Manifest) {
 			c.Differences = append(c.Differences, RunDifference{label, d})

@@ -2,6 +2,8 @@ package report_test
 
 import (
 	"bytes"
+	"slices"
+	"strings"
 	"testing"
 
 	"orbitkv/bench/record"
@@ -55,6 +57,50 @@ func TestOtherSeedsAreUnpaired(t *testing.T) {
 		t.Fatal(err)
 	}
 	says(t, text.String(), "run B has seed 2 and run A has 1", "5, 5 unpaired", "options.seed")
+}
+
+// partialRun makes a run of the partial workload of one of latency.
+func partialRun(page int, backend string) *record.Run {
+	run := latencyRun(backend)
+	run.Manifest.Options.Workload, run.Manifest.Options.PageSize = "partial", page
+	run.Samples = slices.DeleteFunc(run.Samples, func(s record.Sample) bool { return s.Phase == record.HBMHit })
+	for i := range run.Samples {
+		s := &run.Samples[i]
+		s.Workload, s.Variant = "partial", "50"
+		if s.Phase == record.AfterPressure {
+			s.Phase, s.MatchesCold = record.Partial, nil
+		}
+	}
+	for i := range run.Finished {
+		run.Finished[i].Workload, run.Finished[i].Variant = "partial", "50"
+	}
+	return run
+}
+
+// TestPartialPromptsOfOtherPagesAreUnpaired: such a prompt stops being the one seen before at the end of a page. The prompts of other workloads know no pages.
+func TestPartialPromptsOfOtherPagesAreUnpaired(t *testing.T) {
+	for name, c := range map[string]struct {
+		b      *record.Run
+		paired bool
+		why    string
+	}{
+		"partial, equal pages": {named("b", 1, partialRun(16, "native")), true, ""},
+		"partial, other pages": {named("b", 1, partialRun(64, "native")), false, "run B has pages of 64 tokens and run A of 16"},
+	} {
+		result := compared(t, named("a", 1, partialRun(16, "native")), c.b)
+		p := pairing(t, result.Rows, record.Partial)
+		if p.Paired != c.paired || result.Runs[1].Paired != c.paired || len(result.Agreements) > 0 != c.paired {
+			t.Errorf("%s: paired %v, of the run %v, %d agreements", name, p.Paired, result.Runs[1].Paired, len(result.Agreements))
+		}
+		if notes := strings.Join(result.Notes, "\n"); !strings.Contains(notes, c.why) || c.paired != (notes == "") {
+			t.Errorf("%s: notes %q", name, notes)
+		}
+	}
+	other := named("b", 1, latencyRun("native"))
+	other.Manifest.Options.PageSize = 128
+	if p := pairing(t, compared(t, named("a", 1, latencyRun("native")), other).Rows, record.Cold); !p.Paired {
+		t.Error("prompts of the latency workload are not paired for another page size")
+	}
 }
 
 // TestBackendsOfTwoRuns compares each backend with itself, and what only one side has with what only the other has.
