@@ -33,10 +33,11 @@ type process struct {
 // url is where the process answers.
 func (p *process) url() string { return "http://127.0.0.1:" + strconv.Itoa(p.port) }
 
-// layout is where the processes of a stack meet.
+// layout is where the processes of a stack meet, and what of the host they are given.
 type layout struct {
 	folder                  string // short, private
 	engine, service, metric int    // ports
+	cores                   string // that vLLM computes on without a GPU, as workerCores gives them
 }
 
 func (l layout) socket() string { return filepath.Join(l.folder, "orbitkv.sock") }
@@ -69,6 +70,9 @@ func engineProcess(s *Spec, at layout) (process, error) {
 		p.environment["VLLM_HOST_IP"] = "127.0.0.1"
 		if s.Options.Device == OnCPU {
 			p.environment["VLLM_CPU_KVCACHE_SPACE"] = strconv.Itoa(deviceGiB(s))
+			if at.cores != "" {
+				p.environment[bindVariable] = at.cores
+			}
 		}
 	} else {
 		p.command = append(sglangCommand(s, at), sglangBackend(s, at, p.files)...)

@@ -34,7 +34,7 @@ func describe(t *testing.T, s Spec) string {
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
-	processes, err := plan(&s, layout{folder: "/private", engine: 20001, service: 20002, metric: 20003})
+	processes, err := plan(&s, layout{folder: "/private", engine: 20001, service: 20002, metric: 20003, cores: "0,1,2"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,6 +85,36 @@ func TestGoldenCommandLines(t *testing.T) {
 	}
 	if out.String() != string(want) {
 		t.Errorf("the command lines differ from %s (go test ./bench/launch -update writes it anew); they are\n%s", path, out.String())
+	}
+}
+
+// TestEveryBackendComputesOnTheSameCores: vLLM's own choice depends on whether a connector is configured.
+func TestEveryBackendComputesOnTheSameCores(t *testing.T) {
+	for want, cpus := range map[string][]int{"": nil, "3": {3}, "0": {0, 1}, "2,3,8": {2, 3, 8, 9}} {
+		if got := allButLast(cpus); got != want {
+			t.Errorf("of %v vLLM is given %q; want %q", cpus, got, want)
+		}
+	}
+	for _, backend := range []string{Native, CPU, OrbitKV, LMCache, FlexKV} {
+		s := goldenSpec(VLLM, backend, OnCPU)
+		processes, err := plan(&s, layout{folder: "/private", cores: "0,1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := processes[len(processes)-1].environment[bindVariable]; got != "0,1" {
+			t.Errorf("%s: vLLM is given the cores %q", backend, got)
+		}
+	}
+	t.Setenv(bindVariable, "") // so that it is given back at the end
+	if err := os.Unsetenv(bindVariable); err != nil {
+		t.Fatal(err)
+	}
+	if got := workerCores(); got == "" {
+		t.Error("no core of this machine is given")
+	}
+	t.Setenv(bindVariable, "nobind")
+	if got := workerCores(); got != "" {
+		t.Errorf("the caller's choice is overruled by %q", got)
 	}
 }
 

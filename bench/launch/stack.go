@@ -68,7 +68,7 @@ func start(ctx context.Context, s Spec, note func(record.Launch), limit time.Dur
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
-	k := &Stack{spec: s, at: layout{folder, ports[0], ports[1], ports[2]}, note: note, limit: limit, died: make(chan string, 1)}
+	k := &Stack{spec: s, at: layout{folder, ports[0], ports[1], ports[2], workerCores()}, note: note, limit: limit, died: make(chan string, 1)}
 	processes, err := plan(&s, k.at)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
