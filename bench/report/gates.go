@@ -44,7 +44,7 @@ func (f *faults) err(path string) error {
 	if f.more > 0 {
 		f.named = append(f.named, fmt.Errorf("and %d faults more", f.more))
 	}
-	return fmt.Errorf("%s contradicts itself and is not summarised; correct nothing by hand, measure the cells that are named again:\n%w", path, errors.Join(f.named...))
+	return fmt.Errorf("%s contradicts itself and is not summarised; correct nothing by hand, and as --resume measures no finished cell again, measure again in a new folder:\n%w", path, errors.Join(f.named...))
 }
 
 // check refuses a run whose rows cannot all be true.

@@ -65,7 +65,7 @@ func TestContradictionsAreRefused(t *testing.T) {
 			run := latencyRun("native", "orbitkv")
 			c.change(t, run)
 			_, err := report.Summarise(run)
-			refused(t, err, append(c.words, "runs/one contradicts itself")...)
+			refused(t, err, append(c.words, "runs/one contradicts itself", "measure again in a new folder")...)
 		})
 	}
 }
