@@ -308,11 +308,6 @@ func notes(run *record.Run, s *Summary) []string {
 	case waiting > 1:
 		all = append(all, fmt.Sprintf("%d differing outputs have no control yet: the same command with --resume asks the engine without an external cache", waiting))
 	}
-	for i, gpu := range run.Manifest.Machine.GPUs {
-		if gpu.OtherUses > 0 {
-			all = append(all, fmt.Sprintf("GPU %d (%s) had %d other compute processes before the run", i, gpu.Name, gpu.OtherUses))
-		}
-	}
 	for _, drain := range s.Drains {
 		if drain.Checked && !drain.Drained {
 			all = append(all, fmt.Sprintf("backend %s, pass %d, attempt %d did not give everything back: %s", drain.Backend, drain.Pass, drain.Attempt, drain.Why))

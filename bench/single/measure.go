@@ -135,9 +135,9 @@ func prepare(ctx context.Context, ask Ask, host Host, command []string, errs io.
 	manifest := record.Manifest{
 		Version: host.Version, Options: ask.Options, Machine: host.Machine(ctx), Model: model, Probe: probe, Plan: map[string]int{}, Notes: ask.notes(model),
 	}
-	for _, gpu := range manifest.Machine.GPUs {
+	for i, gpu := range manifest.Machine.GPUs {
 		if gpu.OtherUses > 0 {
-			manifest.Notes = append(manifest.Notes, fmt.Sprintf("%d other processes computed on %s before the run: its figures are not the backends' alone", gpu.OtherUses, gpu.Name))
+			manifest.Notes = append(manifest.Notes, fmt.Sprintf("%d other processes computed on GPU %d (%s) before the run: its figures are not the backends' alone", gpu.OtherUses, i, gpu.Name))
 		}
 	}
 	for _, note := range manifest.Notes {

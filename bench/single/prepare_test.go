@@ -6,9 +6,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"orbitkv/bench/record"
+	"orbitkv/bench/report"
 )
 
 // TestAFolderThatCannotBeTakenIsRefusedBeforeThePythonIsAsked: the engine's Python may take a minute, and what is refused in the end was known before.
@@ -47,6 +49,36 @@ func TestAFolderThatCannotBeTakenIsRefusedBeforeThePythonIsAsked(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(folder, "absent")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a refused run left something: %v", err)
+	}
+}
+
+// TestOtherProcessesOnAGPUAreNotedOnce has two GPUs of one name, one of which is in use.
+func TestOtherProcessesOnAGPUAreNotedOnce(t *testing.T) {
+	r := newRig(t)
+	ask := r.small()
+	host := r.host()
+	host.Machine = func(context.Context) record.Machine {
+		return record.Machine{GPUs: []record.GPU{{Name: "H200"}, {Name: "H200", OtherUses: 2}}}
+	}
+	if err := Measure(t.Context(), ask, host, nil, io.Discard, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := record.Load(ask.Output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := report.Summarise(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var about []string
+	for _, note := range s.Notes {
+		if strings.Contains(note, "H200") {
+			about = append(about, note)
+		}
+	}
+	if len(about) != 1 || !strings.Contains(about[0], "2 other processes computed on GPU 1 (H200) before the run") {
+		t.Errorf("notes %q", about)
 	}
 }
 
