@@ -65,17 +65,10 @@ func serialGroups(s *report.Summary) []report.Group {
 }
 
 func objectivesText(o report.Objectives) string {
-	var limits []string
-	if o.TTFTms > 0 {
-		limits = append(limits, "TTFT of at most "+milliseconds(o.TTFTms)+" ms")
+	if !o.Set() {
+		return "No objective was set, so there is no goodput."
 	}
-	if o.TPOTms > 0 {
-		limits = append(limits, "TPOT of at most "+milliseconds(o.TPOTms)+" ms")
-	}
-	if len(limits) == 0 {
-		return "No limit of TTFT or TPOT was set, so there is no goodput."
-	}
-	return "Goodput counts the requests with " + strings.Join(limits, " and ") + "."
+	return "Goodput counts answers with " + o.Words() + "."
 }
 
 // stateOf names the state of a group. The variant of the partial workload is a share of the prompt in percent.

@@ -95,27 +95,10 @@ func pairedTable(pairings []report.Pairing) *table {
 			intervalCell(plus(each.Difference), interval(each.Interval, plus)),
 			numberCell(number(each.Ratio)),
 			pairs,
-			textCell(leftOut(each)),
+			textCell(each.LeftOut()),
 		}})
 	}
 	return t
-}
-
-// leftOut says which samples of both sides are in no pair.
-func leftOut(each *report.Pairing) string {
-	var parts []string
-	for _, side := range []report.Side{each.A, each.B} {
-		if len(side.LeftOut) > 0 {
-			parts = append(parts, side.Backend+": "+sourcesText(side.LeftOut))
-		}
-		if side.Failed > 0 {
-			parts = append(parts, fmt.Sprintf("%s: failed %d", side.Backend, side.Failed))
-		}
-	}
-	if each.Without > 0 {
-		parts = append(parts, fmt.Sprintf("without partner %d", each.Without))
-	}
-	return strings.Join(parts, "; ")
 }
 
 func (p plotted) linkPart() (part, error) {

@@ -56,25 +56,6 @@ func differences(s *report.Summary) section {
 	return out
 }
 
-// verdictText says a verdict in words.
-func verdictText(v record.Verdict) string {
-	switch v {
-	case "":
-		return "no control yet"
-	case record.EngineReproduces:
-		return "the engine alone gives both texts"
-	case record.EngineUnstable:
-		return "the engine alone does not give the cold text"
-	case record.Unexplained:
-		return "unexplained: suspect the cache"
-	case record.OtherBoundary:
-		return "the engine's own hit ends elsewhere: no proof either way"
-	case record.NotRun:
-		return "the control could not be made"
-	}
-	return words(oneLine(string(v)))
-}
-
 func differingTable(all []report.Differing) *table {
 	t := &table{Head: []column{
 		{Text: "Backend"},
@@ -103,7 +84,7 @@ func differingTable(all []report.Differing) *table {
 			numberCell(reusedText(d.Reused, d.Reused)),
 			ownHitCell(&d),
 			textCell(d.Alike()),
-			{Text: verdictText(d.Verdict), Small: reasonOf(&d), Look: d.Verdict == record.Unexplained},
+			{Text: oneLine(report.VerdictWords(d.Verdict)), Small: reasonOf(&d), Look: d.Verdict == record.Unexplained},
 		}})
 	}
 	return t
@@ -192,7 +173,7 @@ func attributionLogs(all []record.Attribution) []logText {
 	for i := range all[:min(len(all), comparedMax)] {
 		a := &all[i]
 		logs = append(logs, logText{
-			Name: oneLine(fmt.Sprintf("%s, %s: %s", a.Request, words(string(a.Phase)), verdictText(a.Verdict))),
+			Name: oneLine(fmt.Sprintf("%s, %s: %s", a.Request, words(string(a.Phase)), report.VerdictWords(a.Verdict))),
 			Text: strings.Join([]string{
 				"cold:           " + shown(a.ColdText),
 				"differs:        " + shown(a.Differing),

@@ -138,9 +138,9 @@ func (p *Pairing) line() []string {
 	}
 	cells := []string{fmt.Sprintf("%6d", p.Length), stateWords(p.Workload, p.Variant, p.Phase), p.A.name(), p.B.name(), n, median(p.A.TTFT), median(p.B.TTFT)}
 	if p.A.TTFT.N == 0 || p.B.TTFT.N == 0 {
-		return append(cells, msOr(nil), none, none, p.leftOut())
+		return append(cells, msOr(nil), none, none, p.LeftOut())
 	}
-	return append(cells, signed(p.Difference), interval(p.Interval), fmt.Sprintf("%.2f", p.Ratio), p.leftOut())
+	return append(cells, signed(p.Difference), interval(p.Interval), fmt.Sprintf("%.2f", p.Ratio), p.LeftOut())
 }
 
 // name is a side with the sources of its samples.
@@ -156,7 +156,8 @@ func (s *Side) name() string {
 	return name + " (" + strings.Join(from, ", ") + ")"
 }
 
-func (p *Pairing) leftOut() string {
+// LeftOut says which samples of either side are in no difference.
+func (p *Pairing) LeftOut() string {
 	var all []string
 	for _, side := range []struct {
 		name string
@@ -242,7 +243,7 @@ func (t *text) windowTable(s *Summary) {
 	t.title("Windows: rates over the wall time, drain included")
 	t.table([]string{"at once", "state", "backend", "pass", "n", "failed", "stopped by", " wall s", "drain s", "  req/s", "  tok/s", "goodput/s"}, rates)
 	if s.Objectives.Set() {
-		t.line("  goodput counts answers with %s", s.Objectives.words())
+		t.line("  goodput counts answers with %s", s.Objectives.Words())
 	} else {
 		t.line("  no goodput: no objective was set")
 	}
@@ -250,7 +251,8 @@ func (t *text) windowTable(s *Summary) {
 	t.table([]string{"at once", "state", "backend", "pass", "n", " TTFT p50", "95 % interval", " TTFT p99", " TPOT p50", " TPOT p99", "sources"}, latencies)
 }
 
-func (o Objectives) words() string {
+// Words says what an answer must keep to count; empty where nothing is set.
+func (o Objectives) Words() string {
 	var all []string
 	if o.TTFTms > 0 {
 		all = append(all, fmt.Sprintf("a TTFT of at most %g ms", o.TTFTms))

@@ -143,12 +143,22 @@ var verdictWords = []struct {
 	verdict record.Verdict
 	words   string
 }{
-	{record.Unexplained, "UNEXPLAINED by the engine: suspect the cache"},
+	{record.Unexplained, "unexplained by the engine alone: suspect the cache"},
 	{record.OtherBoundary, "the engine's own hit ends elsewhere: no proof either way"},
-	{record.EngineReproduces, "the engine alone gives both"},
-	{record.EngineUnstable, "the engine alone is not stable"},
-	{record.NotRun, "no control could be made"},
+	{record.EngineReproduces, "the engine alone gives both texts"},
+	{record.EngineUnstable, "the engine alone does not give the cold text"},
+	{record.NotRun, "the control could not be made"},
 	{"", "no control yet"},
+}
+
+// VerdictWords says a verdict in words.
+func VerdictWords(v record.Verdict) string {
+	for _, known := range verdictWords {
+		if known.verdict == v {
+			return known.words
+		}
+	}
+	return string(v)
 }
 
 // outputWords says how reused answers compare with cold ones.
