@@ -71,18 +71,9 @@ func objectivesText(o report.Objectives) string {
 	return "Goodput counts answers with " + o.Words() + "."
 }
 
-// stateOf names the state of a group. The variant of the partial workload is a share of the prompt in percent.
+// stateOf names the state of a group.
 func stateOf(workload string, phase record.Phase, variant string) string {
-	variant = oneLine(variant)
-	switch {
-	case variant == "":
-		return words(oneLine(string(phase)))
-	case phase == record.Partial:
-		return "partial, " + variant + " % seen"
-	case workload == record.WorkloadPartial:
-		return words(oneLine(string(phase))) + ", before " + variant + " %"
-	}
-	return words(oneLine(string(phase))) + ", " + variant
+	return oneLine(report.StateWords(workload, variant, phase))
 }
 
 // odd says whether a source is another than the group is meant to have.

@@ -282,7 +282,7 @@ func agreementRows(all []Agreement, lengths []int) [][]string {
 	var order []place
 	members := map[place][]*Agreement{}
 	for i := range all {
-		p := place{stateWords(all[i].Workload, all[i].Variant, all[i].Phase), all[i].Concurrency}
+		p := place{StateWords(all[i].Workload, all[i].Variant, all[i].Phase), all[i].Concurrency}
 		if members[p] == nil {
 			order = append(order, p)
 		}

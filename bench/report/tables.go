@@ -50,8 +50,13 @@ func (t *text) head(s *Summary) {
 	}
 	c := s.Counts
 	t.line("%d requests: %d measured, %d of them failed, %d unverified; %d not measured, %d of unfinished cells", c.Samples, c.Measured, c.Failed, c.Unverified, c.Unmeasured, c.Superseded)
-	for _, note := range s.Notes {
-		t.line("note: %s", note)
+	for _, each := range []struct {
+		kind  string
+		lines []string
+	}{{"caution", s.Cautions}, {"outcome", s.Outcomes}, {"note", s.Notes}} {
+		for _, line := range each.lines {
+			t.line("%s: %s", each.kind, line)
+		}
 	}
 }
 
@@ -136,7 +141,7 @@ func (p *Pairing) line() []string {
 	case !p.Paired:
 		n = fmt.Sprintf("%d, %d unpaired", p.A.TTFT.N, p.B.TTFT.N)
 	}
-	cells := []string{fmt.Sprintf("%6d", p.Length), stateWords(p.Workload, p.Variant, p.Phase), p.A.name(), p.B.name(), n, median(p.A.TTFT), median(p.B.TTFT)}
+	cells := []string{fmt.Sprintf("%6d", p.Length), StateWords(p.Workload, p.Variant, p.Phase), p.A.name(), p.B.name(), n, median(p.A.TTFT), median(p.B.TTFT)}
 	if p.A.TTFT.N == 0 || p.B.TTFT.N == 0 {
 		return append(cells, msOr(nil), none, none, p.LeftOut())
 	}

@@ -124,19 +124,21 @@ func listed(sources []SourceCount) string {
 	return strings.Join(all, ", ")
 }
 
-// stateWords names a phase with its workload's variant.
-func stateWords(workload, variant string, p record.Phase) string {
+// StateWords names a phase with its workload's variant. The cold prompts of the partial workload are new as a whole.
+func StateWords(workload, variant string, p record.Phase) string {
 	words := strings.ReplaceAll(strings.ReplaceAll(string(p), "hbm", "HBM"), "_", " ")
 	switch {
 	case variant == "":
 		return words
-	case workload == partial:
+	case p == record.Partial:
 		return words + ", " + variant + " % seen before"
+	case workload == partial:
+		return words + ", beside " + variant + " % seen before"
 	}
 	return words + ", " + variant
 }
 
-func (k *Key) state() string { return stateWords(k.Workload, k.Variant, k.Phase) }
+func (k *Key) state() string { return StateWords(k.Workload, k.Variant, k.Phase) }
 
 // verdictWords says in words what explains differing outputs.
 var verdictWords = []struct {
