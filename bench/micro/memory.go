@@ -24,17 +24,14 @@ const (
 	pageBytes  = pagePieces * pieceBytes
 )
 
-// Bounds of populating, those of the pool's own.
 const (
-	populatePieceBytes = 128 << 20
-	populateThreadsMax = 16
-	populateTimes      = 3 // at least, in each round
-	populateTimesMax   = 1000
+	populateTimes    = 3 // at least, in each round
+	populateTimesMax = 1000
 )
 
 const barePopulateName = "populate plain memory"
 
-func populateThreads() int { return min(runtime.GOMAXPROCS(0), populateThreadsMax) }
+func populateThreads() int { return min(runtime.GOMAXPROCS(0), arena.WorkersMax) }
 
 // barePopulate has the kernel fill as much memory of no file by as many threads, in pieces as large.
 func (o PoolOptions) barePopulate(ctx context.Context, r *report) error {
@@ -101,7 +98,7 @@ func plainMemory(bytes uint64) ([]byte, error) {
 
 // fill has the kernel put memory behind every page of a mapping.
 func fill(memory []byte) error {
-	pieces := slices.Collect(slices.Chunk(memory, populatePieceBytes))
+	pieces := slices.Collect(slices.Chunk(memory, arena.PieceBytes))
 	var next atomic.Int64
 	failures := make([]error, populateThreads())
 	var threads sync.WaitGroup

@@ -304,3 +304,21 @@ func TestBytesOfABurstAreNotCountedOnceForEachOfItsSamples(t *testing.T) {
 		near(t, "the bytes of a row whose samples share their counters", r.LoadBytes, 0)
 	}
 }
+
+func TestStateWords(t *testing.T) {
+	for _, c := range []struct {
+		workload, variant string
+		phase             record.Phase
+		want              string
+	}{
+		{record.WorkloadLatency, "", record.HBMHit, "HBM hit"},
+		{record.WorkloadLatency, "", record.AfterPressure, "after pressure"},
+		{record.WorkloadPartial, "25", record.Partial, "partial, 25 % seen before"},
+		{record.WorkloadPartial, "25", record.Cold, "cold, beside 25 % seen before"},
+		{record.WorkloadConcurrent, record.Shared, record.AfterPressure, "after pressure, shared"},
+	} {
+		if got := report.StateWords(c.workload, c.variant, c.phase); got != c.want {
+			t.Errorf("%s %s %s is %q, want %q", c.workload, c.variant, c.phase, got, c.want)
+		}
+	}
+}

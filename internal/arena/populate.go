@@ -13,9 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Bounds of populating. They are exported for what populating is measured beside.
 const (
-	pieceBytes = 128 << 20 // populated by one call: how long a stop may have to wait
-	workersMax = 16        // more do not help: the kernel's zeroing is bound by memory bandwidth
+	PieceBytes = 128 << 20 // populated by one call: how long a stop may have to wait
+	WorkersMax = 16        // more do not help: the kernel's zeroing is bound by memory bandwidth
 )
 
 // Populate fills the arenas with memory, several pieces at a time, and calls ready once for each arena, in order, when all of it is
@@ -44,9 +45,9 @@ func (p *Pool) Populate(ctx context.Context, log *slog.Logger, room Room, ready 
 }
 
 func (p *Pool) populate(ctx context.Context, g *gate, a *Arena) error {
-	pieces := (a.Bytes + pieceBytes - 1) / pieceBytes
+	pieces := (a.Bytes + PieceBytes - 1) / PieceBytes
 	var next atomic.Uint64
-	errs := make([]error, min(pieces, uint64(min(runtime.GOMAXPROCS(0), workersMax))))
+	errs := make([]error, min(pieces, uint64(min(runtime.GOMAXPROCS(0), WorkersMax))))
 	var workers sync.WaitGroup
 	for w := range errs {
 		workers.Go(func() {
@@ -55,8 +56,8 @@ func (p *Pool) populate(ctx context.Context, g *gate, a *Arena) error {
 				if i >= pieces {
 					return
 				}
-				offset := i * pieceBytes
-				bytes := min(pieceBytes, a.Bytes-offset)
+				offset := i * PieceBytes
+				bytes := min(PieceBytes, a.Bytes-offset)
 				if errs[w] = g.enter(ctx, bytes); errs[w] == nil {
 					errs[w] = populatePiece(a, offset, bytes)
 					g.leave(bytes)
