@@ -72,7 +72,8 @@ func TestAControlThatCannotStartLeavesTheDifferenceNotRun(t *testing.T) {
 	ask := r.small()
 	ask.Backends = []string{launch.OrbitKV}
 	run, err := r.measure(ask)
-	says(t, err, "out of memory")
+	says(t, err, "native, pass 0: engine (start)")
+	r.tells("native, pass 0: engine (start): out of memory")
 	if len(run.Attributions) != 1 || run.Attributions[0].Verdict != record.NotRun || run.Attributions[0].Why == "" {
 		t.Errorf("attributions %+v", run.Attributions)
 	}

@@ -144,7 +144,8 @@ func TestWhatAnEngineSaysFitsIntoARow(t *testing.T) {
 func TestAnEngineThatDiesIsAFailureAndNoLatency(t *testing.T) {
 	r := newRig(t, rule{"native-p0-latency-256-1-hbm_hit", dieMidStream})
 	run, err := r.measure(r.small())
-	says(t, err, "native, pass 0", "exit status 3", "1 cells are missing (native/p0/latency/256/1)", "--resume")
+	says(t, err, "native, pass 0", "1 cell of native is missing: the same command with --resume")
+	r.tells("exit status 3")
 	if len(run.Failures) != 1 || run.Failures[0].Stage != "serve" || run.Failures[0].Cell != "native/p0/latency/256/1" || !strings.Contains(run.Failures[0].Reason, "exit status 3") {
 		t.Errorf("failures %+v", run.Failures)
 	}
@@ -168,7 +169,11 @@ func TestABackendThatCannotStartIsAFailureAndTheNextIsMeasured(t *testing.T) {
 	ask := r.small()
 	ask.Backends = []string{launch.FlexKV, launch.Native}
 	run, err := r.measure(ask)
-	says(t, err, "flexkv, pass 0: engine (start): KVCacheLayout takes no is_mla", "2 cells are missing")
+	says(t, err, "flexkv, pass 0: engine (start)", "2 cells of flexkv are missing", "mend it and measure in a new folder", "--resume goes on only with the same packages")
+	if said := err.Error(); strings.Contains(said, "measures them") || strings.Contains(said, "is_mla") {
+		t.Errorf("resuming measures what cannot start, or the reason is said again: %s", said)
+	}
+	r.tells("flexkv, pass 0: engine (start): KVCacheLayout takes no is_mla")
 	if len(run.Failures) != 1 || run.Failures[0].Stage != "start" || run.Failures[0].Log != "logs/flexkv-p0-a1-engine.log" {
 		t.Errorf("failures %+v", run.Failures)
 	}
@@ -181,7 +186,8 @@ func TestCountersThatNeverRestMakeSamplesUnverifiedAndEndTheBackend(t *testing.T
 	r := newRig(t)
 	r.restless = true
 	run, err := r.measure(r.small())
-	says(t, err, "did not come to rest", "after 3 requests in a row", "still moving")
+	says(t, err, "native, pass 0", "orbitkv, pass 0")
+	r.tells("did not come to rest", "after 3 requests in a row", "still moving", "the same as said above")
 	if len(run.Failures) != 2 {
 		t.Errorf("%d failures, want one a backend", len(run.Failures))
 	}
@@ -196,7 +202,8 @@ func TestWhatWasNotGivenBackIsSaid(t *testing.T) {
 	r := newRig(t)
 	r.leases = 2
 	run, err := r.measure(r.small())
-	says(t, err, "orbitkv, pass 0: not everything was given back", "orbitkv_leases is 2")
+	says(t, err, "orbitkv, pass 0: not everything was given back")
+	r.tells("orbitkv_leases is 2")
 	if len(run.Drains) != 2 || run.Drains[1].Drained || run.Manifest.Attempts[0].Outcome != Failed {
 		t.Errorf("drain checks %+v", run.Drains)
 	}

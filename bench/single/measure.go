@@ -8,14 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"orbitkv/bench/page"
 	"orbitkv/bench/record"
 	"orbitkv/bench/report"
 )
-
-const missingShown = 10 // names of missing cells that a message has
 
 // Measure does what is asked: it writes the output directory, progress to errs and the tables to out. The error is nil when everything was measured
 // and given back; otherwise it says what was refused, failed, interrupted or is missing. What was measured until then is kept and reported.
@@ -32,16 +31,16 @@ func Measure(ctx context.Context, ask Ask, host Host, command []string, out, err
 	inPart, cancel := r.inPart(ctx)
 	ended := r.all(inPart)
 	if r.lacking > 0 {
-		r.trouble("%d measured requests failed and have no latency: samples.jsonl says why; they are not asked again here, only in a new folder", r.lacking)
+		r.trouble(fmt.Sprintf("%d measured requests failed and have no latency", r.lacking), "samples.jsonl says why; they are not asked again here, only in a new folder")
 	}
 	cancel()
 	outcome := outcomeOf(ctx, ended, r.troubles)
-	missing := r.missing()
+	lacks := r.lacks()
 	if err := r.dir.Close(outcome); err != nil {
 		return errors.Join(ended, err)
 	}
 	r.progress.close()
-	verdict := r.verdict(outcome, ended, missing)
+	verdict := r.verdict(outcome, ended, lacks)
 	if err := Publish(r.dir.Path(), out); err != nil {
 		return errors.Join(verdict, err)
 	}
@@ -61,20 +60,12 @@ func outcomeOf(ctx context.Context, ended error, troubles []string) string {
 	return Complete
 }
 
-// verdict says in one message why an attempt is not complete; nil when it is.
-func (r *run) verdict(outcome string, ended error, missing []string) error {
-	again := ""
-	if len(missing) > 0 {
-		shown := missing[:min(len(missing), missingShown)]
-		again = fmt.Sprintf("; %d cells are missing (%s", len(missing), strings.Join(shown, ", "))
-		if more := len(missing) - len(shown); more > 0 {
-			again += fmt.Sprintf(" and %d more", more)
-		}
-		again += "): the same command with --" + FlagResume + " measures them"
-	}
+// verdict says in one message why an attempt is not complete; nil when it is. The reasons of its troubles were told when they came.
+func (r *run) verdict(outcome string, ended error, missing lacks) error {
+	again := missing.remedy()
 	troubles := ""
 	if len(r.troubles) > 0 {
-		troubles = ": " + strings.Join(r.troubles, "; ")
+		troubles = ": " + strings.Join(r.troubles, "; ") + ": why is said above"
 	}
 	switch outcome {
 	case Complete:
@@ -82,7 +73,7 @@ func (r *run) verdict(outcome string, ended error, missing []string) error {
 	case Interrupted:
 		return fmt.Errorf("the run in %s was interrupted%s%s", r.dir.Path(), troubles, again)
 	case Part:
-		if len(missing) == 0 {
+		if len(missing.open)+len(missing.stranded) == 0 {
 			return fmt.Errorf("every cell of the run in %s is measured%s; outputs that differ are still to be asked for on the engine without an external cache, which did not fit into %d s: "+
 				"the same command with --%s does that alone", r.dir.Path(), troubles, r.ask.PartSeconds, FlagResume)
 		}
@@ -97,16 +88,66 @@ func (r *run) verdict(outcome string, ended error, missing []string) error {
 	return fmt.Errorf("the run in %s is not complete%s%s", r.dir.Path(), troubles, again)
 }
 
-// missing lists the cells that are not finished.
-func (r *run) missing() []string {
+// lacks are the cells that are not finished, counted by backend in the order of the plan.
+type lacks struct {
+	open     []lack // that the same run can still measure
+	stranded []lack // whose backend could not start
+}
+
+type lack struct {
+	backend string
+	cells   int
+}
+
+// lacks counts the cells that are not finished.
+func (r *run) lacks() (all lacks) {
 	done := r.dir.Done()
-	var names []string
 	for _, t := range plan(&r.ask) {
-		for _, cell := range t.missing(done) {
-			names = append(names, cell.Cell)
+		to := &all.open
+		if r.stranded[t.name()] {
+			to = &all.stranded
 		}
+		cells := len(t.missing(done))
+		if cells == 0 {
+			continue
+		}
+		if i := slices.IndexFunc(*to, func(l lack) bool { return l.backend == t.backend }); i >= 0 {
+			(*to)[i].cells += cells
+			continue
+		}
+		*to = append(*to, lack{t.backend, cells})
 	}
-	return names
+	return all
+}
+
+// remedy says how many cells are missing and how they are measured; nothing when none is. What a backend needs to start is most often a package, and a run
+// with other packages is another run.
+func (l lacks) remedy() (text string) {
+	if len(l.open) > 0 {
+		text += "; " + listed(l.open) + " missing: the same command with --" + FlagResume + " measures them"
+	}
+	if len(l.stranded) > 0 {
+		text += "; " + listed(l.stranded) + " missing, as it did not start: mend it and measure in a new folder; --" + FlagResume + " goes on only with the same packages"
+	}
+	return text
+}
+
+// listed counts cells, as in "15 cells of flexkv and 1 cell of native are".
+func listed(all []lack) string {
+	var parts []string
+	cells := 0
+	for _, l := range all {
+		word := "cells"
+		if l.cells == 1 {
+			word = "cell"
+		}
+		parts = append(parts, fmt.Sprintf("%d %s of %s", l.cells, word, l.backend))
+		cells += l.cells
+	}
+	if cells == 1 {
+		return parts[0] + " is"
+	}
+	return strings.Join(parts, " and ") + " are"
 }
 
 // prepare looks at the machine, the model and the engine's Python, and opens the output directory.
@@ -156,6 +197,7 @@ func prepare(ctx context.Context, ask Ask, host Host, command []string, errs io.
 	}
 	r := &run{
 		ask: ask, host: host, dir: dir, model: model, prompts: prompts{ask.Seed, model.Vocabulary}, progress: p, begun: begun, alone: map[partialKey]*string{},
+		stranded: map[string]bool{}, told: map[string]bool{},
 	}
 	if err := r.takeUp(); err != nil {
 		return nil, errors.Join(err, dir.Close(Failed))

@@ -23,7 +23,9 @@ type turn struct {
 }
 
 // name names a turn in the rows that are about no cell of it.
-func (t *turn) name() string { return fmt.Sprintf("%s/p%d", t.backend, t.pass) }
+func (t *turn) name() string { return turnName(t.backend, t.pass) }
+
+func turnName(backend string, pass int) string { return fmt.Sprintf("%s/p%d", backend, pass) }
 
 // lastly puts the turns whose backends were refused before behind the others: a backend that cannot start must not take the time of those that can.
 func lastly(turns []turn, refused map[string]bool) []turn {

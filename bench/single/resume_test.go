@@ -23,7 +23,7 @@ func TestARunThatWasInterruptedGoesOnWithTheMissingCells(t *testing.T) {
 	r := newRig(t, rule{"orbitkv-p0-latency-256-0-hbm_hit-a1", cancelRun})
 	ask := r.small()
 	run, err := r.measure(ask)
-	says(t, err, "was interrupted", "2 cells are missing (orbitkv/p0/latency/256/0, orbitkv/p0/latency/256/1)", "--resume")
+	says(t, err, "was interrupted", "2 cells of orbitkv are missing", "--resume")
 	if got := run.Manifest.Attempts[0].Outcome; got != Interrupted || len(run.Finished) != 2 || len(run.Drains) != 2 {
 		t.Errorf("outcome %q, %d cells, %d drain checks: an interrupted run is checked, too", got, len(run.Finished), len(run.Drains))
 	}
@@ -79,7 +79,7 @@ func TestAPartEndsBetweenTwoCellsAndNamesWhatIsMissing(t *testing.T) {
 	ask := r.small()
 	ask.Repeats, ask.PartSeconds = 6, 80
 	run, err := r.measure(ask)
-	says(t, err, "this part of the run", "ended in time", "cells are missing", "--resume")
+	says(t, err, "this part of the run", "ended in time", "orbitkv are missing", "--resume")
 	if got := run.Manifest.Attempts[0].Outcome; got != Part {
 		t.Errorf("the outcome is %q", got)
 	}
@@ -118,7 +118,8 @@ func TestAPartEndsInTimeThoughItsBackendIsSick(t *testing.T) {
 	ask.Backends, ask.Repeats, ask.PartSeconds = []string{launch.OrbitKV}, 6, 60
 	begun := r.at
 	run, err := r.measure(ask)
-	says(t, err, "this part of the run", "cells are missing", "the end of this part left the check", "orbitkv_leases is 2")
+	says(t, err, "this part of the run", "of orbitkv are missing")
+	r.tells("the end of this part left the check", "orbitkv_leases is 2")
 	if took := r.at.Sub(begun); took > time.Duration(ask.PartSeconds)*time.Second {
 		t.Errorf("the part took %v", took)
 	}
@@ -136,7 +137,7 @@ func TestAPartThatHasNoTimeStartsNothingMore(t *testing.T) {
 	ask := r.small()
 	ask.PartSeconds = int(stopReserve / time.Second)
 	_, err := r.measure(ask)
-	says(t, err, "4 cells are missing", "none of them fitted into 20 s")
+	says(t, err, "2 cells of native and 2 cells of orbitkv are missing", "none of them fitted into 20 s")
 	if len(r.specs) != 0 {
 		t.Errorf("%d stacks were started", len(r.specs))
 	}
@@ -149,7 +150,8 @@ func TestABackendThatTakesAWholePartToStartComesLastInTheNext(t *testing.T) {
 	ask := r.small()
 	ask.Backends, ask.PartSeconds = []string{launch.FlexKV, launch.Native}, int(stopReserve/time.Second)+1
 	run, err := r.measure(ask)
-	says(t, err, "flexkv, pass 0", "not ready when this part of 21 s was used up", "ended in time", "4 cells are missing")
+	says(t, err, "flexkv, pass 0", "ended in time", "2 cells of flexkv and 2 cells of native are missing: the same command with --resume")
+	r.tells("not ready when this part of 21 s was used up")
 	if len(run.Failures) != 1 || run.Failures[0].Stage != "start" || run.Manifest.Attempts[0].Outcome != Part {
 		t.Errorf("failures %+v, attempts %+v", run.Failures, run.Manifest.Attempts)
 	}

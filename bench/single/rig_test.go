@@ -231,6 +231,16 @@ func (c restedCounters) Watch(ctx context.Context, every time.Duration) func() (
 	return c.Scraper.Watch(ctx, every).Stop
 }
 
+// tells fails unless the progress of the runs told each of the words.
+func (r *rig) tells(words ...string) {
+	r.Helper()
+	for _, word := range words {
+		if !strings.Contains(r.errs.String(), word) {
+			r.Errorf("nothing was told of %q:\n%s", word, r.errs.String())
+		}
+	}
+}
+
 // says fails unless an error has all of the words.
 func says(t *testing.T, err error, words ...string) {
 	t.Helper()

@@ -46,7 +46,9 @@ type run struct {
 	begun    time.Time
 	alone    map[partialKey]*string // answers of the engine without an external cache to the prompts of the partial workload
 	refused  map[string]bool        // turns whose backend did not start in an earlier attempt, by the turn's name
-	troubles []string               // what keeps the attempt from being complete
+	stranded map[string]bool        // turns whose backend could not start in this attempt, though it had the time, by the turn's name
+	troubles []string               // what keeps the attempt from being complete, by its name
+	told     map[string]bool        // reasons of troubles that were told
 	lacking  int                    // measured requests of finished cells, those of earlier attempts too, that failed and have no latency
 
 	starts       int // of backends with missing cells, that are still to come
@@ -54,10 +56,14 @@ type run struct {
 	longestCell  time.Duration
 }
 
-// trouble keeps why the attempt is not complete, and tells it.
-func (r *run) trouble(format string, args ...any) {
-	r.troubles = append(r.troubles, fmt.Sprintf(format, args...))
-	r.progress.line("failed: " + r.troubles[len(r.troubles)-1])
+// trouble keeps the name of what keeps the attempt from being complete, and tells it with its reason, each reason once.
+func (r *run) trouble(name, reason string) {
+	r.troubles = append(r.troubles, name)
+	if r.told[reason] {
+		reason = "the same as said above"
+	}
+	r.told[reason] = true
+	r.progress.line("failed: " + name + ": " + reason)
 }
 
 // inside returns a path of the output directory relative to it.
@@ -170,7 +176,10 @@ func (r *run) failed(ctx context.Context, at record.Place, err error) error {
 	default:
 		return err
 	}
-	r.trouble("%s, pass %d: %s", at.Backend, at.Pass, b.Error())
+	if b.stage == record.AtStart && context.Cause(ctx) == nil {
+		r.stranded[turnName(at.Backend, at.Pass)] = true
+	}
+	r.trouble(fmt.Sprintf("%s, pass %d: %s (%s)", at.Backend, at.Pass, b.part, b.stage), b.reason)
 	return r.dir.Failure(record.Failure{Place: at, Stage: b.stage, Part: b.part, Reason: b.reason, Log: b.log, At: r.host.Now().UTC()})
 }
 
@@ -179,7 +188,7 @@ func (r *run) ended(at record.Place, err error) error {
 	if err == nil {
 		return nil
 	}
-	r.trouble("%s, pass %d: ending it: %v", at.Backend, at.Pass, err)
+	r.trouble(fmt.Sprintf("%s, pass %d: ending it", at.Backend, at.Pass), err.Error())
 	return r.dir.Failure(record.Failure{Place: at, Stage: record.AtEnd, Part: launch.PartEngine, Reason: err.Error(), At: r.host.Now().UTC()})
 }
 

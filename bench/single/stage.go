@@ -230,9 +230,9 @@ func (s *stage) drain(ctx context.Context) error {
 	switch {
 	case checked.Drained:
 	case checked.Checked:
-		s.trouble("%s, pass %d: not everything was given back: %s", s.backend, s.pass, checked.Why)
+		s.trouble(fmt.Sprintf("%s, pass %d: not everything was given back", s.backend, s.pass), checked.Why)
 	default:
-		s.trouble("%s, pass %d: whether everything was given back is not known: %s", s.backend, s.pass, checked.Why)
+		s.trouble(fmt.Sprintf("%s, pass %d: whether everything was given back is not known", s.backend, s.pass), checked.Why)
 	}
 	return s.dir.Drain(checked)
 }
