@@ -73,11 +73,17 @@ func findings(s *report.Summary) []finding {
 			continue
 		}
 		if failed++; failed <= most {
-			found = append(found, finding{false, oneLine(fmt.Sprintf("%s failed at its %s (%s): %s", f.Backend, f.Stage, f.Part, firstLine(f.Reason)))})
+			found = append(found, finding{look, oneLine(fmt.Sprintf("%s failed at its %s (%s): %s", f.Backend, f.Stage, f.Part, firstLine(f.Reason)))})
 		}
 	}
 	if failed > most {
-		found = append(found, finding{false, fmt.Sprintf("There are %d failures more.", failed-most)})
+		found = append(found, finding{look, fmt.Sprintf("There are %d failures more.", failed-most)})
+	}
+	for _, caution := range s.Cautions {
+		found = append(found, finding{look, sentence(caution)})
+	}
+	for _, outcome := range s.Outcomes {
+		found = append(found, finding{plain, sentence(outcome)})
 	}
 	if len(s.Groups) > 0 {
 		found = append(found, sourceFinding(s), outputFinding(s))
@@ -103,7 +109,7 @@ func coverageFinding(s *report.Summary) finding {
 	if s.Part.Planned == 0 {
 		text = "The run ended before it planned any cell."
 	}
-	return finding{s.Part.Complete(), oneLine(text)}
+	return judged(s.Part.Complete(), oneLine(text))
 }
 
 // sourceFinding tells hits in device memory that restored a part from outside from what came from a wrong source: vLLM's connectors restore the page that
@@ -131,9 +137,9 @@ func sourceFinding(s *report.Summary) finding {
 		text += fmt.Sprintf("; %d HBM hits restored a part from outside, too (mixed)", tails)
 	}
 	if unexpected == 0 {
-		return finding{s.Counts.Failed == 0 && s.Counts.Unverified == 0, fmt.Sprintf("%s; %d unverified.", text, s.Counts.Unverified)}
+		return judged(s.Counts.Failed == 0 && s.Counts.Unverified == 0, fmt.Sprintf("%s; %d unverified.", text, s.Counts.Unverified))
 	}
-	return finding{false, fmt.Sprintf("%s; %d came from another cache source than their state is meant to show (%d of all are unverified). They stand in rows of their own.",
+	return finding{look, fmt.Sprintf("%s; %d came from another cache source than their state is meant to show (%d of all are unverified). They stand in rows of their own.",
 		text, unexpected, s.Counts.Unverified)}
 }
 
@@ -148,9 +154,9 @@ func outputFinding(s *report.Summary) finding {
 	}
 	switch {
 	case compared == 0:
-		return finding{false, "No output was compared with a cold one."}
+		return finding{look, "No output was compared with a cold one."}
 	case len(s.Differing) == 0:
-		return finding{true, fmt.Sprintf("All %s equal their cold ones.", counted(compared, "compared output"))}
+		return finding{good, fmt.Sprintf("All %s equal their cold ones.", counted(compared, "compared output"))}
 	}
 	var parts []string
 	for _, v := range []struct {
@@ -168,7 +174,7 @@ func outputFinding(s *report.Summary) finding {
 			parts = append(parts, fmt.Sprintf("%d %s", n, v.words))
 		}
 	}
-	return finding{false, fmt.Sprintf("%d of %s differ from the cold ones: %s.", len(s.Differing), counted(compared, "compared output"), strings.Join(parts, ", "))}
+	return finding{look, fmt.Sprintf("%d of %s differ from the cold ones: %s.", len(s.Differing), counted(compared, "compared output"), strings.Join(parts, ", "))}
 }
 
 func drainFinding(s *report.Summary) finding {
@@ -186,12 +192,16 @@ func drainFinding(s *report.Summary) finding {
 	}
 	switch {
 	case len(left) > 0:
-		return finding{false, oneLine("Not everything was given back at the end: " + strings.Join(left, ", ") + ".")}
+		return finding{look, oneLine("Not everything was given back at the end: " + strings.Join(left, ", ") + ".")}
 	case checked == 0:
+		const untold = "No backend told what it still holds, so the drain check had nothing to look at."
 		tells := slices.ContainsFunc(s.Coverage, func(c report.Coverage) bool { return c.Backend == record.OrbitKV })
-		return finding{!tells, "No backend told what it still holds, so the drain check had nothing to look at."}
+		if tells {
+			return finding{look, untold}
+		}
+		return finding{plain, untold}
 	}
-	return finding{true, "Everything that requests borrow was given back at the end of each backend that tells of it."}
+	return finding{good, "Everything that requests borrow was given back at the end of each backend that tells of it."}
 }
 
 // notes is the last section: what the files themselves say to whoever reads the figures.

@@ -154,6 +154,27 @@ func TestSections(t *testing.T) {
 	}
 }
 
+// TestFindings marks what makes the figures say less, and gives what came out no mark.
+func TestFindings(t *testing.T) {
+	run, s := latencyRun(t)
+	s.Cautions, s.Outcomes = []string{"cold TTFT is apart"}, []string{"orbitkv: TTFT <a tenth>"}
+	page := render(t, run, s)
+	for _, want := range []string{
+		`<li class="look"><b>!</b> Cold TTFT is apart.</li>`, `<li class="plain"><b>•</b> orbitkv: TTFT &lt;a tenth&gt;.</li>`,
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page has no %s", want)
+		}
+	}
+	untold := drainFinding(&report.Summary{Coverage: []report.Coverage{{Backend: record.Native}}})
+	if untold.Mark != plain {
+		t.Errorf("a drain that nobody tells of is %s", untold.Mark)
+	}
+	if told := drainFinding(&report.Summary{Coverage: []report.Coverage{{Backend: record.OrbitKV}}}); told.Mark != look {
+		t.Errorf("a drain that OrbitKV should have told of is %s", told.Mark)
+	}
+}
+
 // TestOutputs says of differing outputs what a control shows and who gave the same text, and of every two backends how often they agree.
 func TestOutputs(t *testing.T) {
 	run, s := latencyRun(t)

@@ -48,6 +48,15 @@ func oneLine(s string) string {
 	return strings.Join(strings.Fields(cleaned(s)), " ")
 }
 
+// sentence writes a line of the summary with a capital and a full stop; one that begins with a backend keeps its name.
+func sentence(s string) string {
+	s = oneLine(s)
+	if name, _, _ := strings.Cut(s, ":"); chipOf(name) == otherChip && s != "" {
+		s = strings.ToUpper(s[:1]) + s[1:]
+	}
+	return s + "."
+}
+
 // number writes a value with three significant digits or all of its whole part.
 func number(v float64) string {
 	switch size := math.Abs(v); {

@@ -21,8 +21,36 @@ type view struct {
 
 // finding is one thing to know before reading on.
 type finding struct {
-	Good bool
+	Mark mark
 	Text string
+}
+
+// mark says how a finding is to be taken.
+type mark string
+
+const (
+	good  mark = "good"
+	look  mark = "look"
+	plain mark = "plain" // neither
+)
+
+// Sign stands before a finding, so that it is not told by its colour alone.
+func (m mark) Sign() string {
+	switch m {
+	case good:
+		return "✓"
+	case look:
+		return "!"
+	}
+	return "•"
+}
+
+// judged is a finding that is good, or one to look at.
+func judged(ok bool, text string) finding {
+	if ok {
+		return finding{good, text}
+	}
+	return finding{look, text}
 }
 
 type section struct {

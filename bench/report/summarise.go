@@ -39,7 +39,7 @@ func Summarise(run *record.Run) (*Summary, error) {
 		s.Part.Finished += c.Finished
 		s.Part.Planned += c.Planned
 	}
-	s.Notes = notes(run, s)
+	s.Cautions, s.Outcomes, s.Notes = cautions(s), outcomes(s), notes(run, s)
 	return s, nil
 }
 

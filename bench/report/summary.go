@@ -22,6 +22,8 @@ type Summary struct {
 	Part          Part                 `json:"part"`
 	Coverage      []Coverage           `json:"coverage"` // of each backend, in the order of the options
 	Counts        Counts               `json:"counts"`
+	Cautions      []string             `json:"cautions"`        // what makes the figures say less than they seem to
+	Outcomes      []string             `json:"outcomes"`        // a sentence for each backend, where something can be said
 	Notes         []string             `json:"notes,omitempty"` // what must be read beside the figures
 	Link          Link                 `json:"link"`
 	Objectives    Objectives           `json:"objectives"`
