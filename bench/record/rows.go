@@ -128,7 +128,7 @@ const (
 	EngineUnstable   Verdict = "engine_unstable"   // the engine alone does not give the cold output again
 	OtherBoundary    Verdict = "other_boundary"    // the engine's own hit ends at another token, so it can neither clear nor accuse the cache
 	Unexplained      Verdict = "unexplained"       // the engine alone gives another output although it reuses as many tokens: suspect the cache
-	NotRun           Verdict = "not_run"           // the control could not be made; Why says it
+	NotRun           Verdict = "not_run"           // the control could not be made, or not from a cold request; Why says it, and a resumed run tries again
 )
 
 // Attribution is the control of one differing prompt on the engine without an external cache.

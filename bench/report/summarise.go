@@ -33,7 +33,7 @@ func Summarise(run *record.Run) (*Summary, error) {
 		Exposed:    exposed("", samples, []side{{"", native, of(samples, native)}}, m, seed),
 		Windows:    windows(run, samples, verdicts, seed),
 		Differing:  differing(samples, m.Options.Backends, verdicts),
-		Failures:   failures(run), Drains: run.Drains, Attributions: run.Attributions,
+		Failures:   failures(run), Drains: run.Drains, Attributions: latest(run, verdicts),
 	}
 	for _, c := range s.Coverage {
 		s.Part.Finished += c.Finished
@@ -76,6 +76,17 @@ func attributed(run *record.Run) map[string]*record.Attribution {
 		byRequest[run.Attributions[i].Request] = &run.Attributions[i]
 	}
 	return byRequest
+}
+
+// latest leaves out the attributions that a later attempt made again.
+func latest(run *record.Run, verdicts map[string]*record.Attribution) []record.Attribution {
+	var all []record.Attribution
+	for i := range run.Attributions {
+		if a := &run.Attributions[i]; verdicts[a.Request] == a {
+			all = append(all, *a)
+		}
+	}
+	return all
 }
 
 func coverage(run *record.Run) []Coverage {

@@ -35,7 +35,7 @@ type Summary struct {
 	Differing     []Differing          `json:"differing"` // every output that differs from its cold one
 	Failures      []Failure            `json:"failures"`
 	Drains        []record.Drain       `json:"drains"`
-	Attributions  []record.Attribution `json:"attributions"`
+	Attributions  []record.Attribution `json:"attributions"` // the latest of each request
 }
 
 // Part says how much of a plan is measured.

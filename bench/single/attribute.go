@@ -20,7 +20,7 @@ type difference struct {
 }
 
 // attribute gives every output that differs its verdict, by asking the engine alone for the same prompt where that is needed. What an earlier attempt
-// attributed stays.
+// attributed stays; a control that could not be made then is tried again.
 func (r *run) attribute(ctx context.Context) error {
 	kept, err := record.Load(r.dir.Path())
 	if err != nil {
@@ -50,11 +50,11 @@ func (r *run) attribute(ctx context.Context) error {
 	return nil
 }
 
-// differences lists the final samples that differ and have no attribution yet.
+// differences lists the final samples that differ and have no verdict yet.
 func differences(kept *record.Run, a *Ask) []difference {
 	attributed := map[string]bool{}
 	for i := range kept.Attributions {
-		attributed[kept.Attributions[i].Request] = true
+		attributed[kept.Attributions[i].Request] = kept.Attributions[i].Verdict != record.NotRun
 	}
 	colds := coldTexts(kept)
 	var all []difference
@@ -206,9 +206,12 @@ func judge(d difference, p pair) (verdict record.Verdict, why string) {
 		own = "differs from its cold answer, too"
 	}
 	reused := d.row.CachedTokens
+	warm := max(p.cold.CachedTokens, p.cold.DeviceTokens+p.cold.ExternalTokens) // Either the answer or the counters may say so.
 	switch {
 	case p.cold.Error != "" || p.hit.Error != "":
 		return record.NotRun, strings.TrimSpace("the control's requests failed: " + p.cold.Error + " " + p.hit.Error)
+	case warm > 0:
+		return record.NotRun, fmt.Sprintf("the control's first request reused %d tokens, so that it was not cold", warm)
 	case p.cold.Text != d.cold:
 		return record.EngineUnstable, "the engine alone gives the cold prompt another text than this backend did, although neither reused anything" + beside(&d.row)
 	case p.hit.Text == d.row.Text:

@@ -9,6 +9,7 @@ import (
 
 	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
+	"orbitkv/bench/report"
 )
 
 func TestADifferenceOfTheExternalCacheAloneIsUnexplained(t *testing.T) {
@@ -113,6 +114,7 @@ func TestJudge(t *testing.T) {
 	}
 	refused := record.Sample{Error: "refused"}
 	differs := row("differs", 960)
+	hides := record.Sample{Text: "cold", Evidence: record.Evidence{CachedTokens: -1, DeviceTokens: 128}}
 	for _, test := range []struct {
 		name           string
 		row, cold, hit record.Sample
@@ -133,6 +135,9 @@ func TestJudge(t *testing.T) {
 		{"another cold text before all else", row("differs", 1023), row("other", 0), row("differs", 960), record.EngineUnstable, []string{"another text than this backend did"}},
 		{"no cold answer", differs, refused, row("differs", 960), record.NotRun, []string{"refused"}},
 		{"no hit", differs, row("cold", 0), refused, record.NotRun, []string{"refused"}},
+		{"a cold answer with reuse", differs, row("cold", 64), row("third", 960), record.NotRun, []string{"reused 64 tokens", "not cold"}},
+		{"a cold answer with reuse that it hides", differs, hides, row("third", 960), record.NotRun, []string{"reused 128 tokens", "not cold"}},
+		{"another cold text with reuse", differs, row("other", 64), row("differs", 960), record.NotRun, []string{"reused 64 tokens"}},
 	} {
 		got, why := judge(difference{row: test.row, cold: "cold"}, pair{test.cold, test.hit})
 		if got != test.want || (why == "") != (got == record.EngineReproduces) {
@@ -163,6 +168,34 @@ func TestAHitThatEndsWhereTheEnginesOwnCannotIsNoProof(t *testing.T) {
 	for _, word := range []string{"255 tokens", "hit 192", "equals its cold answer"} {
 		if !strings.Contains(run.Attributions[0].Why, word) {
 			t.Errorf("%q does not say %q", run.Attributions[0].Why, word)
+		}
+	}
+}
+
+func TestAControlThatCouldNotBeMadeIsTriedAgain(t *testing.T) {
+	r := newRig(t, rule{"orbitkv-p0-latency-256-0-after_pressure", otherText})
+	r.refuse = map[string]*launch.StartError{launch.Native: {Part: launch.PartEngine, Reason: "out of memory"}}
+	ask := r.small()
+	ask.Backends = []string{launch.OrbitKV}
+	if run, _ := r.measure(ask); len(run.Attributions) != 1 || run.Attributions[0].Verdict != record.NotRun {
+		t.Fatalf("attributions %+v", run.Attributions)
+	}
+	r.refuse = nil
+	ask.Resume = true
+	for attempt := 2; attempt < 4; attempt++ {
+		run, err := r.measure(ask)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(run.Attributions); n != 2 || run.Attributions[1].Verdict != record.Unexplained || run.Attributions[1].Attempt != 2 {
+			t.Errorf("after attempt %d the attributions are %+v", attempt, run.Attributions)
+		}
+		s, err := report.Summarise(run)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s.Attributions) != 1 || s.Attributions[0].Verdict != record.Unexplained || s.Differing[0].Verdict != record.Unexplained {
+			t.Errorf("the summary has %+v", s.Attributions)
 		}
 	}
 }
