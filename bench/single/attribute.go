@@ -242,16 +242,16 @@ func (s *stage) promptOf(row *record.Sample) (name string, tokens []int) {
 	case Partial:
 		key := partialKeyOf(row.Place)
 		_, tokens = s.prompts.partialPrompts(key, s.ask.PageSize)
-		name = fmt.Sprintf("%d/%d/%d", key.length, key.percent, key.prefix)
+		name = key.name()
 	case Concurrent:
 		name = concurrentName(row.Place, row.PromptIndex)
-		tokens = s.prompts.draw(row.Length, "%s", name)
+		tokens = s.prompts.draw(row.Length, name)
 	case Sustained:
 		name = s.sustainedName(row.Concurrency, row.PromptIndex)
-		tokens = s.prompts.draw(row.Length, "%s", name)
+		tokens = s.prompts.draw(row.Length, name)
 	default:
 		name = latencyName(row.Length, row.Prefix)
-		tokens = s.prompts.draw(row.Length, "%s", name)
+		tokens = s.prompts.draw(row.Length, name)
 	}
 	return name, tokens
 }

@@ -29,7 +29,7 @@ func (s *stage) concurrent(ctx context.Context, place record.Place) error {
 				at := place
 				at.Length = shape(i)
 				queries[i] = query{place: at, measured: true, prompt: repeat*place.Concurrency + i, output: s.ask.OutputTokens}
-				queries[i].tokens = s.prompts.draw(at.Length, "%s", concurrentName(at, queries[i].prompt))
+				queries[i].tokens = s.prompts.draw(at.Length, concurrentName(at, queries[i].prompt))
 			}
 			if err := s.bothStates(ctx, place, concurrentName(queries[0].place, queries[0].prompt), queries); err != nil {
 				return err

@@ -17,7 +17,7 @@ func latencyName(length, prefix int) string { return fmt.Sprintf("latency/%d/%d"
 
 // round asks for a prompt cold, again while it is in device memory, and again after pressure.
 func (s *stage) round(ctx context.Context, place record.Place, name string, measured bool) error {
-	q := query{place: place, phase: record.Cold, measured: measured, tokens: s.prompts.draw(place.Length, "%s", name), output: s.ask.OutputTokens}
+	q := query{place: place, phase: record.Cold, measured: measured, tokens: s.prompts.draw(place.Length, name), output: s.ask.OutputTokens}
 	cold, err := s.serial(ctx, q)
 	if err != nil {
 		return err

@@ -30,8 +30,8 @@ func sharedPart(key partialKey, page int) int { return key.length * key.percent 
 
 // partialPrompts returns a prompt that is seen first, and one that begins like it and goes on otherwise.
 func (p prompts) partialPrompts(key partialKey, page int) (seen, begins []int) {
-	seen = p.draw(key.length, "%s/seen", key.name())
-	rest := p.draw(key.length, "%s/rest", key.name())
+	seen = p.draw(key.length, key.name()+"/seen")
+	rest := p.draw(key.length, key.name()+"/rest")
 	shared := sharedPart(key, page)
 	begins = append(append(begins, seen[:shared]...), rest[shared:]...)
 	if shared < key.length && begins[shared] == seen[shared] { // One token more in common would be one more than the percent says.
@@ -61,7 +61,7 @@ func (s *stage) partial(ctx context.Context, place record.Place) error {
 	if s.backend == launch.Native && row.Source == record.Miss && s.alone[key] == nil {
 		s.alone[key] = text(row)
 	}
-	q.phase, q.tokens, q.want = record.Cold, s.prompts.draw(key.length, "%s/cold", name), nil
+	q.phase, q.tokens, q.want = record.Cold, s.prompts.draw(key.length, name+"/cold"), nil
 	_, err = s.serial(ctx, q)
 	return err
 }

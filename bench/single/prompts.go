@@ -20,8 +20,8 @@ func (p prompts) source(name string) *rand.Rand {
 }
 
 // draw returns the prompt of a name. Both ends of the vocabulary are left out, where tokenizers keep their special tokens.
-func (p prompts) draw(length int, name string, args ...any) []int {
-	random := p.source(fmt.Sprintf(name, args...))
+func (p prompts) draw(length int, name string) []int {
+	random := p.source(name)
 	low := min(256, p.vocabulary/8)
 	span := p.vocabulary - p.vocabulary/8 - low
 	tokens := make([]int, length)

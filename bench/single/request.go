@@ -124,7 +124,7 @@ func (s *stage) pressure(ctx context.Context, place record.Place, name string) e
 	for i := range s.ask.PressureCount {
 		q := query{
 			place: place, phase: record.Pressure, prompt: i, output: 1,
-			tokens: s.prompts.draw(s.ask.PressureTokens, "%s/pressure/%d", name, i),
+			tokens: s.prompts.draw(s.ask.PressureTokens, fmt.Sprintf("%s/pressure/%d", name, i)),
 		}
 		if _, err := s.serial(ctx, q); err != nil {
 			return err

@@ -210,7 +210,7 @@ func (s *stage) prelude(ctx context.Context, cells []record.Place) error {
 	queries := make([]query, widest)
 	for i := range queries {
 		length := s.ask.Lengths[i%len(s.ask.Lengths)]
-		queries[i] = query{place: place, phase: record.WarmUp, prompt: i, tokens: s.prompts.draw(length, "warm/burst/%d", i), output: s.ask.OutputTokens}
+		queries[i] = query{place: place, phase: record.WarmUp, prompt: i, tokens: s.prompts.draw(length, fmt.Sprintf("warm/burst/%d", i)), output: s.ask.OutputTokens}
 	}
 	_, err := s.burst(ctx, place, queries)
 	return err

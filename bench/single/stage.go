@@ -191,7 +191,7 @@ func (s *stage) warmUp(ctx context.Context) error {
 		length = min(length, l)
 	}
 	for i := range warmUpPrompts {
-		q := query{place: s.place(length, "prompts"), phase: record.WarmUp, prompt: i, tokens: s.prompts.draw(length, "warm/%d", i), output: s.ask.OutputTokens}
+		q := query{place: s.place(length, "prompts"), phase: record.WarmUp, prompt: i, tokens: s.prompts.draw(length, fmt.Sprintf("warm/%d", i)), output: s.ask.OutputTokens}
 		if _, err := s.serial(ctx, q); err != nil {
 			return err
 		}

@@ -37,7 +37,7 @@ func (s *stage) prepare(ctx context.Context, place record.Place) ([]query, error
 	for i := range set {
 		at := place
 		at.Length = s.ask.Lengths[i%len(s.ask.Lengths)]
-		set[i] = query{place: at, phase: record.Prepare, prompt: i, tokens: s.prompts.draw(at.Length, "%s", s.sustainedName(place.Concurrency, i)), output: s.ask.OutputTokens}
+		set[i] = query{place: at, phase: record.Prepare, prompt: i, tokens: s.prompts.draw(at.Length, s.sustainedName(place.Concurrency, i)), output: s.ask.OutputTokens}
 		row, err := s.serial(ctx, set[i])
 		if err != nil {
 			return nil, err
@@ -66,7 +66,7 @@ func (s *stage) choose(place record.Place, set []query, i int) query {
 	at.Length = s.ask.Lengths[random.IntN(len(s.ask.Lengths))]
 	return query{
 		place: at, phase: record.Sustained, measured: true, prompt: len(set) + i, output: s.ask.OutputTokens,
-		tokens: s.prompts.draw(at.Length, "%s", s.sustainedName(place.Concurrency, len(set)+i)),
+		tokens: s.prompts.draw(at.Length, s.sustainedName(place.Concurrency, len(set)+i)),
 	}
 }
 
