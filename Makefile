@@ -60,7 +60,7 @@ bench: build ## benchmarks: no pass or fail, figures with their units and ceilin
 	CGO_ENABLED=0 $(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
 
 measure: prereqs ## cache backends with a real engine on the CPU (ENGINE=sglang, OUTPUT=folder, FLAGS="of bench single-node")
-	@$(PYTHON) tools/measure.py $(or $(ENGINE),vllm) --output $(or $(OUTPUT),build/measured/$(shell date -u +%Y%m%dT%H%M%SZ)) $(FLAGS)
+	@$(PYTHON) tools/measure.py $(or $(ENGINE),vllm) $(if $(OUTPUT),--output "$(OUTPUT)") $(FLAGS)
 
 doctor: build ## what this machine offers, and what to change
 	@$(PYTHON) tools/envs.py --list

@@ -57,8 +57,11 @@ def prepare(engine: str) -> None:
 def main() -> None:
     """Become the measurement: the command line is the engine and then flags of `orbitkv bench single-node`."""
     engine, words = sys.argv[1], sys.argv[2:]
-    prepare(engine)
-    line = command(engine, ensure(Checkpoint()), words)
+    try:
+        prepare(engine)
+        line = command(engine, ensure(Checkpoint()), words)
+    except KeyboardInterrupt:
+        sys.exit("measure: interrupted before anything was measured: the same command prepares what is still missing")
     os.execve(line[0], line, environment(engine))
 
 
