@@ -14,9 +14,9 @@ import (
 // engineSeed is the seed of every engine; sampling is greedy, so it decides only what an engine draws for itself.
 const engineSeed = "42"
 
-// busyQueryWaitUS is how long an engine on a CPU waits for the Manager's answer, in microseconds: its cores are busy with the
-// model, and a look-up that is given up for that reason would measure the machine's load. On a GPU the product's default holds.
-const busyQueryWaitUS = "500000"
+// BusyQueryWaitUS is how long an engine on a CPU waits for the Manager's answer, in microseconds: its cores are busy with the
+// model, and a look-up that is given up for that reason would measure the machine's load. On a GPU the product's default of 1,000 holds.
+const BusyQueryWaitUS = "500000"
 
 const gib = 1 << 30
 
@@ -179,7 +179,7 @@ func addBackendEnvironment(to map[string]string, s *Spec, at layout) {
 	case OrbitKV:
 		to["ORBITKV_SOCKET"] = at.socket()
 		if o.Device == OnCPU {
-			to["ORBITKV_QUERY_WAIT_US"] = busyQueryWaitUS
+			to["ORBITKV_QUERY_WAIT_US"] = BusyQueryWaitUS
 		}
 		if o.TransferBackend != "" {
 			to["ORBITKV_TRANSFER_BACKEND"] = o.TransferBackend

@@ -309,6 +309,10 @@ func (a *Ask) notes(m record.Model) []string {
 	if device := gibs(a.GPUTokens); device > a.HostGiB {
 		all = append(all, fmt.Sprintf("device memory holds %.2f GiB of KV and the external cache %g: it is the smaller one", device, a.HostGiB))
 	}
+	if a.Device == launch.OnCPU && slices.Contains(a.Backends, launch.OrbitKV) {
+		all = append(all, fmt.Sprintf("on a CPU orbitkv is given ORBITKV_QUERY_WAIT_US=%s, where the product's default is 1000: its look-ups wait for an answer "+
+			"that the default would give up beside a busy model, and their requests would be computed anew", launch.BusyQueryWaitUS))
+	}
 	for _, backend := range a.Backends {
 		if whole := launch.WholeGiB(a.HostGiB); launch.TakesWholeGiB(a.Engine, backend) && whole != a.HostGiB {
 			all = append(all, fmt.Sprintf("%s takes whole GiB alone and has %g of host memory, the other backends %g: name a whole --%s to compare them",

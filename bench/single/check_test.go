@@ -144,6 +144,7 @@ func TestWhatTheModelCannotDoIsRefused(t *testing.T) {
 func TestNotesTellOfAnExternalCacheThatIsTooSmall(t *testing.T) {
 	ask := sound()
 	ask.complete()
+	ask.Device = launch.OnCUDA // on a CPU there is one note more
 	model := record.Model{BytesPerToken: 147456}
 	if notes := ask.notes(model); len(notes) != 0 {
 		t.Errorf("16 GiB are said to be too few: %q", notes)
@@ -179,6 +180,7 @@ func TestVLLMOnAGPURunsAsManyRequestsAsItsGraphsNeed(t *testing.T) {
 func TestNotesTellOfABackendThatTakesWholeGiB(t *testing.T) {
 	ask := sound()
 	ask.complete()
+	ask.Device = launch.OnCUDA // on a CPU there is one note more
 	model := record.Model{BytesPerToken: 1}
 	for _, test := range []struct {
 		engine, backend string
@@ -204,6 +206,7 @@ func TestNotesTellOfABackendThatTakesWholeGiB(t *testing.T) {
 func TestNotesTellOfBurstsThatDoNotFit(t *testing.T) {
 	ask := sound()
 	ask.complete()
+	ask.Device = launch.OnCUDA // on a CPU there is one note more
 	ask.Workload, ask.Lengths, ask.Concurrencies, ask.GPUTokens = Concurrent, []int{1024, 4096}, []int{1, 5}, 13312
 	model := record.Model{BytesPerToken: 147456}
 	if notes := ask.notes(model); len(notes) != 0 {
@@ -226,6 +229,7 @@ func TestNotesTellOfBurstsThatDoNotFit(t *testing.T) {
 func TestNotesTellOfAConnectorThatCountsNothing(t *testing.T) {
 	ask := sound()
 	ask.complete()
+	ask.Device = launch.OnCUDA // on a CPU there is one note more
 	ask.Engine, ask.Backends = launch.VLLM, []string{launch.CPU, launch.OrbitKV, launch.LMCache}
 	if notes := ask.notes(record.Model{BytesPerToken: 1}); len(notes) != 0 {
 		t.Errorf("the notes say %q", notes)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"orbitkv/bench/launch"
@@ -31,5 +32,17 @@ func TestAnEngineWithoutAGPUIsRefusedBeforeItsStart(t *testing.T) {
 			return nil, errors.New("a start was asked for")
 		}
 		says(t, Measure(t.Context(), ask, host, nil, io.Discard, io.Discard), words...)
+	}
+}
+
+func TestANoteTellsThatOrbitKVIsGivenMoreTimeOnACPU(t *testing.T) {
+	ask := sound()
+	ask.complete()
+	if notes := ask.notes(record.Model{BytesPerToken: 1}); len(notes) != 1 || !strings.Contains(notes[0], "ORBITKV_QUERY_WAIT_US=500000") {
+		t.Errorf("the notes say %q", notes)
+	}
+	ask.Backends = []string{launch.Native, launch.CPU}
+	if notes := ask.notes(record.Model{BytesPerToken: 1}); len(notes) != 0 {
+		t.Errorf("without orbitkv the notes say %q", notes)
 	}
 }
