@@ -26,7 +26,7 @@ func benchChannelCommand() *cobra.Command {
 		Use:   "channel",
 		Short: "Measure calls over the socket of a real Cache Manager, beside a bare Unix socket",
 		Long:  "Starts an `orbitkv serve` of this program with a socket of its own, measures pings, queries and publishing beside a bare Unix socket, and ends it.",
-		Args:  cobra.NoArgs,
+		Args:  flagsAlone,
 	}
 	read := microFlags(cmd, &o.Options, "ping, query, publish")
 	pool := cmd.Flags().String("pool", "4gib", "size of the Manager's pool, of pages of 4 KiB")
@@ -51,7 +51,7 @@ func benchPoolCommand() *cobra.Command {
 		Short: "Measure the memory pool and the index in this process, beside plain memory",
 		Long: "Measures how fast arenas are populated, copies into and out of their mappings with 1 and more threads, reserving and evicting, and the index's memory\n" +
 			"for each page, beside plain memory. Starts no Manager. Needs three times --pool of memory.",
-		Args: cobra.NoArgs,
+		Args: flagsAlone,
 	}
 	read := microFlags(cmd, &o.Options, "populate, copy, reclaim, index")
 	pool := cmd.Flags().String("pool", "1gib", "size of the arenas that are populated and copied")
@@ -72,7 +72,12 @@ func benchSSDCommand() *cobra.Command {
 		Short: "Measure the disk below an SSD tier: raw aligned reads and writes around the page cache",
 		Long: "Makes a file in FOLDER, fills it, reads and writes it at random places with O_DIRECT by a pool of threads, and removes it; however the run ends, no file\n" +
 			"is left. Figures are only given where O_DIRECT really holds. It writes to the disk for as long as it runs.",
-		Args: cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("%d folders are named: name the FOLDER on the disk to measure, as in `orbitkv bench ssd /mnt/cache`", len(args))
+			}
+			return nil
+		},
 	}
 	read := microFlags(cmd, &o.Options, "read, write")
 	size := cmd.Flags().String("size", "2gib", "size of the file")

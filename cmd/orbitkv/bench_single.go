@@ -31,7 +31,7 @@ func singleNodeCommand() *cobra.Command {
 		Example: "  orbitkv bench single-node --engine vllm --backend native,cpu,orbitkv --model /models/qwen3-8b \\\n" +
 			"      --engine-python /venv/bin/python --output results/latency\n" +
 			"  orbitkv bench single-node ... --order pairs --part-seconds 600 --output results/latency --resume",
-		Args: cobra.NoArgs,
+		Args: flagsAlone,
 	}
 	singleNodeFlags(cmd.Flags(), &ask)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
