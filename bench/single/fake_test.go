@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"orbitkv/bench/launch"
 )
@@ -44,6 +45,7 @@ type fakeEngine struct {
 	page, pages     int
 	script          []rule
 	die             func()           // ends the process
+	dead            atomic.Bool      // it answers nothing any more
 	cancel          func()           // ends the measurement
 	restored        func(tokens int) // tells the cache service
 
@@ -136,6 +138,9 @@ func words(tokens []int, count int, other bool) []string {
 
 // ServeHTTP answers health, metrics and completions in the dialect of either engine.
 func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if f.dead.Load() {
+		panic(http.ErrAbortHandler)
+	}
 	switch r.URL.Path {
 	case "/metrics":
 		f.metrics(w)
@@ -186,6 +191,7 @@ func (f *fakeEngine) complete(w http.ResponseWriter, r *http.Request, id string,
 		}
 		switch {
 		case f.does(id, dieMidStream):
+			f.dead.Store(true)
 			f.die()
 			panic(http.ErrAbortHandler)
 		case f.does(id, breakOff), f.first(id, breakFirst):
