@@ -245,9 +245,9 @@ func groupCells(g *report.Group, r report.Row, first bool) []cell {
 	}
 	restored := notKnown
 	switch {
-	case r.LoadBytes > 0:
-		restored = size(r.LoadBytes)
-	case r.External > 0 && (g.Workload == record.WorkloadLatency || g.Workload == record.WorkloadPartial):
+	case r.SumRestoredBytes > 0:
+		restored = size(r.SumRestoredBytes)
+	case r.SumExternalTokens > 0 && (g.Workload == record.WorkloadLatency || g.Workload == record.WorkloadPartial):
 		restored = "not told"
 	}
 	return append(groupHead(g),

@@ -174,7 +174,7 @@ func exposedTable(exposed []report.Exposed) *table {
 			windowEstimate(e.Hit),
 			backendCell(e.HitBackend),
 			intervalCell(milliseconds(e.Difference.Median), interval(e.Difference.Interval, milliseconds)),
-			numberCell(size(e.RestoredBytes)),
+			numberCell(size(e.MedianRestoredBytes)),
 			link,
 			share,
 			textCell(e.Note),

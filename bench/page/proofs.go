@@ -316,7 +316,7 @@ func drains(s *report.Summary) section {
 	return out
 }
 
-func drainedText(d *record.Drain) string {
+func drainedText(d *report.Drain) string {
 	switch {
 	case !d.Checked:
 		return "not checked"

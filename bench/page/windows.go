@@ -48,7 +48,7 @@ func rateTable(windows []report.Window) *table {
 		w := &windows[i]
 		goodput := numberCell(notKnown)
 		if w.GoodputPerS != nil {
-			goodput = intervalCell(number(*w.GoodputPerS), fmt.Sprintf("%d of %d", w.Good, w.Requests))
+			goodput = intervalCell(number(*w.GoodputPerS), fmt.Sprintf("%d of %d", *w.Good, w.Requests))
 		}
 		t.Rows = append(t.Rows, row{Begins: beginsWindow(windows, i), Cells: append(
 			windowCells(w),

@@ -26,7 +26,7 @@ type Comparison struct {
 	Agreements  []Agreement     `json:"agreements"` // of every backend of the first run with every one of another that was asked for the same prompts
 	Exposed     []Exposed       `json:"exposed"`    // against native of the same run, or of the first run that has it
 	Windows     []WindowPair    `json:"windows"`
-	Notes       []string        `json:"notes,omitempty"`
+	Notes       []string        `json:"notes"`
 }
 
 // Compared is one run of a comparison.
@@ -95,9 +95,12 @@ func Compare(runs []*record.Run) (*Comparison, error) {
 		c.addWindows(summaries[0], summaries[i], label)
 	}
 	c.addExposed(runs)
+	c.Differences, c.Rows, c.Agreements = listOf(c.Differences), listOf(c.Rows), listOf(c.Agreements)
+	c.Exposed, c.Windows = listOf(c.Exposed), listOf(c.Windows)
 	if len(c.Rows) == 0 && len(c.Windows) == 0 {
 		c.Notes = append(c.Notes, "no state is finished in two runs: there is nothing to compare yet")
 	}
+	c.Notes = listOf(c.Notes)
 	return c, nil
 }
 

@@ -157,7 +157,7 @@ func exposed(run string, samples []*record.Sample, natives []side, m *record.Man
 			}
 			e.AfterPressure, e.Hit, e.HitSources = stat.OfMedian(ttfts(restored), seed), stat.OfMedian(ttfts(hits), seed), sources(hits)
 			e.Difference = stat.OfDifference(ttfts(hits), ttfts(restored), seed)
-			e.RestoredBytes, e.RestoredHow = restoredBytes(restored, m.Model.BytesPerToken)
+			e.MedianRestoredBytes, e.RestoredHow = restoredBytes(restored, m.Model.BytesPerToken)
 			e.shareLink(m.Probe.LinkBytesPerS)
 			all = append(all, e)
 		}
@@ -182,10 +182,10 @@ func restoredBytes(samples []*record.Sample, bytesPerToken int) (bytes float64, 
 
 // shareLink relates the exposed time to the time that the bytes need on the measured link.
 func (e *Exposed) shareLink(bytesPerS float64) {
-	if bytesPerS <= 0 || e.RestoredBytes <= 0 {
+	if bytesPerS <= 0 || e.MedianRestoredBytes <= 0 {
 		return
 	}
-	e.LinkMs = e.RestoredBytes / bytesPerS * 1000
+	e.LinkMs = e.MedianRestoredBytes / bytesPerS * 1000
 	if e.Difference.Median > 0 {
 		share := e.LinkMs / e.Difference.Median
 		e.LinkShare = &share

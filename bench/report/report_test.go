@@ -117,7 +117,7 @@ func TestAMissAfterPressureIsNoRestore(t *testing.T) {
 		t.Fatalf("%+v", after)
 	}
 	near(t, "the median restore", after.Rows[0].TTFT.Median, 31.5)
-	near(t, "the restored bytes", after.Rows[0].LoadBytes, 4*length*token)
+	near(t, "the restored bytes", after.Rows[0].SumRestoredBytes, 4*length*token)
 	near(t, "the miss", after.Rows[1].TTFT.Median, 110)
 	if after.Rows[0].N != 4 || after.Rows[1].N != 1 {
 		t.Errorf("%+v", after.Rows)
@@ -174,7 +174,7 @@ func TestExposedTimeWithoutNative(t *testing.T) {
 	}
 	e := summarise(t, run).Exposed[0]
 	near(t, "the exposed time", e.Difference.Median, 31.5-23)
-	near(t, "the computed bytes", e.RestoredBytes, length*token)
+	near(t, "the computed bytes", e.MedianRestoredBytes, length*token)
 	if e.HitBackend != "orbitkv" || e.Note == "" || e.LinkShare != nil || !strings.Contains(e.RestoredHow, "tokens times") {
 		t.Errorf("%+v", e)
 	}
@@ -238,8 +238,8 @@ func TestGoodputNeedsAKnownTPOT(t *testing.T) {
 	run.Samples[0].FirstTextTokens = run.Samples[0].OutputTokens
 	run.Samples[1].FirstTextTokens = 0
 	w := summarise(t, run).Windows[0]
-	if w.Good != before-1 || w.TPOT.N != 18 {
-		t.Errorf("%d of %d are good still, and %d have a TPOT", w.Good, before, w.TPOT.N)
+	if *w.Good != *before-1 || w.TPOT.N != 18 {
+		t.Errorf("%d of %d are good still, and %d have a TPOT", *w.Good, *before, w.TPOT.N)
 	}
 }
 
@@ -301,7 +301,7 @@ func TestBytesOfABurstAreNotCountedOnceForEachOfItsSamples(t *testing.T) {
 		run.Samples[i].LoadBytes = 21 * length * token
 	}
 	for _, r := range group(t, summarise(t, run), "orbitkv", record.Sustained).Rows {
-		near(t, "the bytes of a row whose samples share their counters", r.LoadBytes, 0)
+		near(t, "the bytes of a row whose samples share their counters", r.SumRestoredBytes, 0)
 	}
 }
 

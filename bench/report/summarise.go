@@ -23,24 +23,47 @@ func Summarise(run *record.Run) (*Summary, error) {
 	samples := final(run)
 	verdicts := attributed(run)
 	s := &Summary{
-		Format: SummaryFormat, Path: run.Path, Version: m.Version, Engine: m.Options.Engine, EngineVersion: engineVersion(m),
+		Format: SummaryFormat, Path: run.Path, Version: m.Version, Started: m.Started, Engine: m.Options.Engine, EngineVersion: engineVersion(m),
 		Device: m.Options.Device, Model: m.Model, Workload: m.Options.Workload, Seed: m.Options.Seed,
-		Coverage: coverage(run), Counts: counts(run), Link: Link{m.Probe.LinkBytesPerS, m.Probe.LinkHow},
+		Coverage: listOf(coverage(run)), Counts: counts(run), Link: Link{m.Probe.LinkBytesPerS, m.Probe.LinkHow},
 		Objectives: Objectives{m.Options.SLOTTFTms, m.Options.SLOTPOTms},
-		Groups:     groups(samples, m.Options.Backends, verdicts, seed),
-		Paired:     pairedBackends(samples, m.Options.Backends, seed),
-		Agreements: agreeingBackends(samples, m.Options.Backends),
-		Exposed:    exposed("", samples, []side{{"", native, of(samples, native)}}, m, seed),
-		Windows:    windows(run, samples, verdicts, seed),
-		Differing:  differing(samples, m.Options.Backends, verdicts),
-		Failures:   failures(run), Drains: run.Drains, Attributions: latest(run, verdicts),
+		Groups:     listOf(groups(samples, m.Options.Backends, verdicts, seed)),
+		Paired:     listOf(pairedBackends(samples, m.Options.Backends, seed)),
+		Agreements: listOf(agreeingBackends(samples, m.Options.Backends)),
+		Exposed:    listOf(exposed("", samples, []side{{"", native, of(samples, native)}}, m, seed)),
+		Windows:    listOf(windows(run, samples, verdicts, seed)),
+		Differing:  listOf(differing(samples, m.Options.Backends, verdicts)),
+		Failures:   listOf(failures(run)), Drains: drains(run), Attributions: listOf(latest(run, verdicts)),
 	}
 	for _, c := range s.Coverage {
 		s.Part.Finished += c.Finished
 		s.Part.Planned += c.Planned
 	}
-	s.Cautions, s.Outcomes, s.Notes = cautions(s), outcomes(s), notes(run, s)
+	s.Cautions, s.Outcomes, s.Notes = listOf(cautions(s)), listOf(outcomes(s)), listOf(notes(run, s))
 	return s, nil
+}
+
+// listOf makes no list an empty one, so that programs find a list in every place of one.
+func listOf[T any](all []T) []T {
+	if all == nil {
+		return []T{}
+	}
+	return all
+}
+
+// drains says nothing of what came out where nothing was checked.
+func drains(run *record.Run) []Drain {
+	all := make([]Drain, len(run.Drains))
+	for i, d := range run.Drains {
+		if d.Values == nil {
+			d.Values = map[string]float64{}
+		}
+		all[i] = Drain{Drain: d}
+		if d.Checked {
+			all[i].Outcome = new(d.Drained)
+		}
+	}
+	return all
 }
 
 // engineVersion is the release of the engine's package, which has a name of its own where it is built for a CPU.
@@ -171,7 +194,7 @@ func groups(samples []*record.Sample, backends []string, verdicts map[string]*re
 		whole := withoutFailed(members)
 		g := Group{
 			Key: key, N: len(members), Failed: len(members) - len(whole), Expected: expected(key),
-			Sources: sources(whole), Outputs: outputs(whole, verdicts),
+			Sources: sources(whole), Rows: []Row{}, Outputs: outputs(whole, verdicts),
 		}
 		for _, source := range g.Sources {
 			if g.Expected != nil && !slices.Contains(g.Expected, source.Source) {
@@ -218,9 +241,9 @@ func row(source record.Source, samples []*record.Sample, seed uint64) Row {
 	for _, s := range samples {
 		e2e = append(e2e, s.E2Ems)
 		if !s.Shared { // The bytes of a burst stand in each of its samples.
-			r.LoadBytes += s.LoadBytes
+			r.SumRestoredBytes += s.LoadBytes
 		}
-		r.External += s.ExternalTokens
+		r.SumExternalTokens += s.ExternalTokens
 	}
 	r.E2E = stat.OfMedian(e2e, seed)
 	return r

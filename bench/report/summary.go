@@ -1,6 +1,8 @@
 package report
 
 import (
+	"time"
+
 	"orbitkv/bench/record"
 	"orbitkv/bench/stat"
 )
@@ -13,6 +15,7 @@ type Summary struct {
 	Format        int                  `json:"format"`
 	Path          string               `json:"path"`
 	Version       string               `json:"version"` // of orbitkv
+	Started       time.Time            `json:"started"` // of the first attempt
 	Engine        string               `json:"engine"`
 	EngineVersion string               `json:"engine_version"`
 	Device        string               `json:"device"`
@@ -22,11 +25,11 @@ type Summary struct {
 	Part          Part                 `json:"part"`
 	Coverage      []Coverage           `json:"coverage"` // of each backend, in the order of the options
 	Counts        Counts               `json:"counts"`
-	Cautions      []string             `json:"cautions"`        // what makes the figures say less than they seem to
-	Outcomes      []string             `json:"outcomes"`        // a sentence for each backend, where something can be said
-	Notes         []string             `json:"notes,omitempty"` // what must be read beside the figures
-	Link          Link                 `json:"link"`
-	Objectives    Objectives           `json:"objectives"`
+	Cautions      []string             `json:"cautions"`      // what makes the figures say less than they seem to
+	Outcomes      []string             `json:"outcomes"`      // a sentence for each backend, where something can be said
+	Notes         []string             `json:"notes"`         // what must be read beside the figures
+	Link          Link                 `json:"link,omitzero"` // left out when it was not measured
+	Objectives    Objectives           `json:"objectives,omitzero"`
 	Groups        []Group              `json:"groups"`
 	Paired        []Pairing            `json:"paired"`
 	Agreements    []Agreement          `json:"agreements"` // of every two backends
@@ -34,7 +37,7 @@ type Summary struct {
 	Windows       []Window             `json:"windows"`
 	Differing     []Differing          `json:"differing"` // every output that differs from its cold one
 	Failures      []Failure            `json:"failures"`
-	Drains        []record.Drain       `json:"drains"`
+	Drains        []Drain              `json:"drains"`
 	Attributions  []record.Attribution `json:"attributions"` // the latest of each request
 }
 
@@ -66,14 +69,14 @@ type Counts struct {
 
 // Link is the measured bandwidth between host memory and the device.
 type Link struct {
-	BytesPerS float64 `json:"bytes_per_s"` // 0 when it was not measured
-	How       string  `json:"how"`         // what was timed
+	BytesPerS float64 `json:"bytes_per_s,omitempty"` // 0 when it was not measured
+	How       string  `json:"how"`                   // what was timed
 }
 
 // Objectives are the limits that a request of the goodput met; 0 where none was set.
 type Objectives struct {
-	TTFTms float64 `json:"ttft_ms"`
-	TPOTms float64 `json:"tpot_ms"`
+	TTFTms float64 `json:"ttft_ms,omitempty"`
+	TPOTms float64 `json:"tpot_ms,omitempty"`
 }
 
 // Set says whether there is any objective.
@@ -95,6 +98,12 @@ type SourceCount struct {
 	N      int           `json:"n"`
 }
 
+// LengthCount is how many prompts had a length.
+type LengthCount struct {
+	Length int `json:"length"` // tokens
+	N      int `json:"n"`
+}
+
 // Group is every measured sample of one key. Its latencies stand one row a source and are never taken together.
 type Group struct {
 	Key
@@ -109,15 +118,16 @@ type Group struct {
 
 // Row is the samples of a group that came from one source.
 type Row struct {
-	Source    record.Source `json:"source"`
-	N         int           `json:"n"`
-	TTFT      stat.Estimate `json:"ttft_ms"`
-	TTFTp95   *float64      `json:"ttft_p95_ms,omitempty"` // nil for fewer than stat.P95Min samples
-	TTFTp99   *float64      `json:"ttft_p99_ms,omitempty"` // nil for fewer than stat.P99Min samples
-	E2E       stat.Estimate `json:"e2e_ms"`
-	TPOT      stat.Estimate `json:"tpot_ms"`         // of the samples with tokens after those of the first text
-	LoadBytes float64       `json:"load_bytes"`      // that the cache service says were restored, over all samples but those that share their counters with others
-	External  int           `json:"external_tokens"` // brought from outside, over all samples
+	Source  record.Source `json:"source"`
+	N       int           `json:"n"`
+	TTFT    stat.Estimate `json:"ttft_ms"`
+	TTFTp95 *float64      `json:"ttft_p95_ms,omitempty"` // nil for fewer than stat.P95Min samples
+	TTFTp99 *float64      `json:"ttft_p99_ms,omitempty"` // nil for fewer than stat.P99Min samples
+	E2E     stat.Estimate `json:"e2e_ms"`
+	TPOT    stat.Estimate `json:"tpot_ms"` // of the samples with tokens after those of the first text
+	// SumRestoredBytes is what the cache service says was restored, over all samples but those that share their counters with others.
+	SumRestoredBytes  float64 `json:"sum_restored_bytes"`
+	SumExternalTokens int     `json:"sum_external_tokens"` // brought from outside, over all samples
 }
 
 // Outputs is how many reused answers were compared with the cold ones.
@@ -164,12 +174,12 @@ type Pairing struct {
 	Concurrency int            `json:"concurrency"`
 	A           Side           `json:"a"`
 	B           Side           `json:"b"`
-	Paired      bool           `json:"paired"`          // same pass and prompt on both sides
-	N           int            `json:"n"`               // pairs; 0 when not paired
-	Difference  float64        `json:"difference_ms"`   // paired: median of B - A; else difference of the medians
-	Interval    *stat.Interval `json:"interval"`        // of the difference; nil for fewer than stat.IntervalMin
-	Ratio       float64        `json:"ratio"`           // median B / median A of the samples in the difference; 0 when there are none
-	Without     int            `json:"without_partner"` // samples of either side that would count and have no partner
+	Paired      bool           `json:"paired"`             // same pass and prompt on both sides
+	N           int            `json:"n"`                  // pairs; 0 when not paired
+	Difference  float64        `json:"difference_ms"`      // paired: median of B - A; else difference of the medians
+	Interval    *stat.Interval `json:"interval,omitempty"` // of the difference; nil for fewer than stat.IntervalMin
+	Ratio       float64        `json:"ratio"`              // median B / median A of the samples in the difference; 0 when there are none
+	Without     int            `json:"without_partner"`    // samples of either side that would count and have no partner
 }
 
 // Exposed is what a restore costs a request beyond a hit in device memory.
@@ -183,20 +193,20 @@ type Exposed struct {
 	HitBackend    string        `json:"hit_backend"` // native, or the backend itself where native has no hit of the length
 	HitSources    []SourceCount `json:"hit_sources"`
 	// Difference is AfterPressure - Hit, as medians.
-	Difference    stat.Difference `json:"exposed_ms"`
-	RestoredBytes float64         `json:"restored_bytes"` // of one request: median
-	RestoredHow   string          `json:"restored_how"`   // reported by the cache service, or external tokens times the model's bytes
-	LinkMs        float64         `json:"link_ms"`        // those bytes at the measured link; 0 when it was not measured
-	LinkShare     *float64        `json:"link_share"`     // LinkMs / exposed; nil without a link or without an exposed time
-	Note          string          `json:"note,omitempty"`
+	Difference          stat.Difference `json:"exposed_ms"`
+	MedianRestoredBytes float64         `json:"median_restored_bytes"` // of one request
+	RestoredHow         string          `json:"restored_how"`          // reported by the cache service, or external tokens times the model's bytes
+	LinkMs              float64         `json:"link_ms,omitempty"`     // those bytes at the measured link; 0 when it was not measured
+	LinkShare           *float64        `json:"link_share,omitempty"`  // LinkMs / exposed; nil without a link or without an exposed time
+	Note                string          `json:"note,omitempty"`
 }
 
 // Gauge is one watched value around a window.
 type Gauge struct {
 	Name  string   `json:"name"`
-	Start *float64 `json:"start"` // nil where it was not read
-	End   *float64 `json:"end"`
-	Peak  *float64 `json:"peak"` // largest seen: a lower bound
+	Start *float64 `json:"start,omitempty"` // nil where it was not read
+	End   *float64 `json:"end,omitempty"`
+	Peak  *float64 `json:"peak,omitempty"` // largest seen: a lower bound
 }
 
 // Window is one cell's spans of one phase, taken together where the cell has several bursts.
@@ -213,9 +223,10 @@ type Window struct {
 	WallSeconds      float64       `json:"wall_seconds"`   // drain included; rates are over this
 	RequestsPerS     float64       `json:"requests_per_s"` // whole answers
 	OutputTokensPerS float64       `json:"output_tokens_per_s"`
-	GoodputPerS      *float64      `json:"goodput_per_s"` // whole answers that met the objectives; nil without one
-	Good             int           `json:"good"`
-	Sources          []SourceCount `json:"sources"` // of the samples in the latencies below
+	GoodputPerS      *float64      `json:"goodput_per_s,omitempty"` // whole answers that met the objectives; nil without one
+	Good             *int          `json:"good,omitempty"`          // how many those are; nil without an objective
+	Lengths          []LengthCount `json:"lengths"`                 // of the prompts of whole answers
+	Sources          []SourceCount `json:"sources"`                 // of the samples in the latencies below
 	TTFT             stat.Estimate `json:"ttft_ms"`
 	TTFTp99          *float64      `json:"ttft_p99_ms,omitempty"`
 	TPOT             stat.Estimate `json:"tpot_ms"`
@@ -223,6 +234,12 @@ type Window struct {
 	Gauges           []Gauge       `json:"gauges"` // by name
 	PeakSamples      int           `json:"peak_samples"`
 	Outputs          Outputs       `json:"outputs"`
+}
+
+// Drain is a record.Drain that says what came out only where something was looked at.
+type Drain struct {
+	record.Drain
+	Outcome *bool `json:"drained,omitempty"` // takes the place of the row's own; nil where nothing was checked
 }
 
 // Failure is a record.Failure and what came of it.

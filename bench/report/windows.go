@@ -67,6 +67,7 @@ func sum(parts []*record.Window) Window {
 			}
 		}
 	}
+	w.Gauges = []Gauge{}
 	for _, name := range gaugesOf(first.Before, last.After, peaks) {
 		w.Gauges = append(w.Gauges, Gauge{name, value(first.Before, name), value(last.After, name), value(peaks, name)})
 	}
@@ -96,25 +97,59 @@ func value(values map[string]float64, name string) *float64 {
 
 // measure adds what the samples of a window say.
 func (w *Window) measure(whole []*record.Sample, o Objectives, verdicts map[string]*record.Attribution, seed uint64) {
-	tokens := 0
+	tokens, good := 0, 0
 	for _, s := range whole {
 		tokens += s.OutputTokens
 		if o.Set() && o.met(s) {
-			w.Good++
+			good++
 		}
+	}
+	if o.Set() {
+		w.Good = &good
 	}
 	if w.WallSeconds > 0 {
 		w.RequestsPerS = float64(len(whole)) / w.WallSeconds
 		w.OutputTokensPerS = float64(tokens) / w.WallSeconds
 		if o.Set() {
-			goodput := float64(w.Good) / w.WallSeconds
+			goodput := float64(good) / w.WallSeconds
 			w.GoodputPerS = &goodput
 		}
 	}
 	ttft, tpot := ttfts(whole), tpots(whole)
-	w.Sources, w.Outputs = sources(whole), outputs(whole, verdicts)
+	w.Lengths, w.Sources, w.Outputs = lengthCounts(whole), sources(whole), outputs(whole, verdicts)
 	w.TTFT, w.TTFTp99 = stat.OfMedian(ttft, seed), stat.Rare(ttft, 0.99)
 	w.TPOT, w.TPOTp99 = stat.OfMedian(tpot, seed), stat.Rare(tpot, 0.99)
+}
+
+// lengthCounts counts samples by the lengths of their prompts, the shortest first.
+func lengthCounts(samples []*record.Sample) []LengthCount {
+	count := map[int]int{}
+	for _, s := range samples {
+		count[lengthOf(s)]++
+	}
+	all := []LengthCount{}
+	for _, length := range slices.Sorted(maps.Keys(count)) {
+		all = append(all, LengthCount{length, count[length]})
+	}
+	return all
+}
+
+// Burst says whether all requests of the window were started at once: admission then took no time, and the drain is all of it.
+func (w *Window) Burst() bool { return w.Workload == concurrent }
+
+// LengthsNote says why figures of windows that mix lengths do not compare across concurrencies; it is empty where they do.
+func LengthsNote(windows []Window) string {
+	concurrencies := map[int]bool{}
+	for i := range windows {
+		if windows[i].Variant == record.Mixed {
+			concurrencies[windows[i].Concurrency] = true
+		}
+	}
+	if len(concurrencies) < 2 {
+		return ""
+	}
+	return "The pattern mixed takes the lengths in turn from the first on, so its windows hold other shares of short and long prompts at each concurrency: " +
+		"their rates and latencies compare between backends at one concurrency, not from one concurrency to the next"
 }
 
 // met says whether a whole answer kept the objectives that are set. An answer without a token after its first text has no time per output token to keep; one
