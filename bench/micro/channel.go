@@ -65,7 +65,7 @@ func Channel(ctx context.Context, o ChannelOptions, out io.Writer) error {
 	if err := errors.Join(o.check(), o.Options.check(sections)); err != nil {
 		return err
 	}
-	if err := roomFor(o.PoolBytes, "the Manager"); err != nil {
+	if err := roomFor(o.PoolBytes, "the Manager", "a smaller --pool"); err != nil {
 		return err
 	}
 	r := newReport("channel", "clients")

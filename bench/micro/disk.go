@@ -47,10 +47,13 @@ func openDisk(ctx context.Context, folder string, bytes uint64) (*disk, error) {
 	d := &disk{direct: -1, buffered: -1, bytes: bytes, storage: storage}
 	err = d.open(folder)
 	if err == nil {
+		err = d.try()
+	}
+	if err == nil {
 		err = d.lay(ctx)
 	}
 	if err == nil {
-		err = d.prove()
+		err = d.prove(d.bytes)
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.close())
@@ -103,11 +106,24 @@ func (d *disk) open(folder string) error {
 	if flags&unix.O_DIRECT == 0 {
 		return d.refuse(fmt.Sprintf("O_DIRECT was asked for and /proc/self/fdinfo shows flags %#o without it", flags))
 	}
-	d.storage.Direct = fmt.Sprintf("held (flags %#o)", flags)
-	if err := unix.Fallocate(d.buffered, 0, 0, int64(d.bytes)); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("%s: room for %d bytes: %w: give a smaller --size or another folder", d.storage.Path, d.bytes, err)
-	}
+	d.storage.Direct = fmt.Sprintf("held (flags %#o), and what was read is not in the page cache", flags)
 	return nil
+}
+
+// try writes one block and proves it: a folder in memory is refused before the whole file lies there.
+func (d *disk) try() error {
+	b, err := newBuffers(1, layBlock)
+	if err != nil {
+		return err
+	}
+	err = d.write(b.of(0), 0)
+	if err == nil {
+		err = os.NewSyscallError("fsync", unix.Fsync(d.direct))
+	}
+	if err == nil {
+		err = d.prove(layBlock)
+	}
+	return errors.Join(err, b.free())
 }
 
 // refuse is the error of a folder whose figures would be those of memory.
@@ -139,6 +155,9 @@ func openFlags(descriptor int) (flags int64, err error) {
 
 // lay writes every block of the file once: a block that was only reserved is read without the disk.
 func (d *disk) lay(ctx context.Context) error {
+	if err := unix.Fallocate(d.buffered, 0, 0, int64(d.bytes)); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("%s: room for %d bytes: %w: give a smaller --size or another folder", d.storage.Path, d.bytes, err)
+	}
 	blocks := int(d.bytes / layBlock)
 	b, err := newBuffers(layDepth, layBlock)
 	if err != nil {
@@ -156,8 +175,8 @@ func (d *disk) lay(ctx context.Context) error {
 	return errors.Join(err, b.free())
 }
 
-// prove reads some blocks and looks whether the page cache has one of them: a file system may take O_DIRECT and go through memory all the same.
-func (d *disk) prove() (err error) {
+// prove reads some blocks of the first so many bytes and looks whether the page cache has one of them: a file system may take O_DIRECT and go through memory all the same.
+func (d *disk) prove(bytes uint64) (err error) {
 	b, err := newBuffers(1, diskAlign)
 	if err != nil {
 		return err
@@ -166,14 +185,14 @@ func (d *disk) prove() (err error) {
 	if err := unix.Fadvise(d.buffered, 0, 0, unix.FADV_DONTNEED); err != nil {
 		return os.NewSyscallError("fadvise", err)
 	}
-	view, err := unix.Mmap(d.buffered, 0, int(d.bytes), unix.PROT_READ, unix.MAP_SHARED)
+	view, err := unix.Mmap(d.buffered, 0, int(bytes), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return os.NewSyscallError("mmap", err)
 	}
 	defer func() { err = errors.Join(err, unix.Munmap(view)) }()
 	page := uint64(os.Getpagesize())
 	for i := range uint64(probes) {
-		at := i * (d.bytes / probes) / page * page
+		at := i * (bytes / probes) / page * page
 		if err := d.read(b.of(0), int64(at)); err != nil {
 			return err
 		}
@@ -185,7 +204,6 @@ func (d *disk) prove() (err error) {
 			return d.refuse("O_DIRECT was taken, but what was read lies in the page cache")
 		}
 	}
-	d.storage.Direct += ", and what was read is not in the page cache"
 	return nil
 }
 

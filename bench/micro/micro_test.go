@@ -235,7 +235,7 @@ func TestWhatCannotBeMeasuredIsRefused(t *testing.T) {
 		{ssd("/proc/version", layBlock, diskAlign, 1), "/proc/version is no folder"},
 		{ssd(folder, 1<<60, diskAlign, 1), "give a smaller --size"},
 		{ssd("/proc", layBlock, diskAlign, 1), "/proc"},
-		{roomFor(1<<62, "it"), "give a smaller --pool"},
+		{channel(1<<60, 64), "give a smaller --pool, or end what uses it"},
 		{unwritable, "--json"},
 	} {
 		if c.err == nil || !strings.Contains(c.err.Error(), c.word) {
@@ -294,11 +294,26 @@ func TestReadsThatStopInThePageCacheAreNoDisk(t *testing.T) {
 	}
 	d := &disk{direct: int(file.Fd()), buffered: int(file.Fd()), bytes: 4 << 20}
 	var none *noDirectError
-	if err := d.prove(); !errors.As(err, &none) {
+	if err := d.prove(d.bytes); !errors.As(err, &none) {
 		t.Errorf("%v, %q", err, d.storage.Direct)
 	}
 	if err := file.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAFolderInMemoryIsRefusedBeforeItIsFilled cancels whatever fills the file, so that only what comes before can refuse.
+func TestAFolderInMemoryIsRefusedBeforeItIsFilled(t *testing.T) {
+	const folder, tmpfs = "/dev/shm", 0x01021994
+	var fs unix.Statfs_t
+	if err := unix.Statfs(folder, &fs); err != nil || fs.Type != tmpfs {
+		t.Skipf("%s does not lie in memory", folder)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var none *noDirectError
+	if _, err := openDisk(ctx, folder, 4<<20); !errors.As(err, &none) {
+		t.Errorf("%v, want that O_DIRECT does not hold", err)
 	}
 }
 

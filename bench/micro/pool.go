@@ -50,7 +50,7 @@ func Pool(ctx context.Context, o PoolOptions, out io.Writer) error {
 	if err := errors.Join(o.check(), o.Options.check(sections)); err != nil {
 		return err
 	}
-	if err := roomFor(max(3*o.PoolBytes, uint64(o.IndexPages)*indexBytes), "the measurement"); err != nil {
+	if err := roomFor(max(3*o.PoolBytes, uint64(o.IndexPages)*indexBytes), "the measurement", "a smaller --pool or fewer --index-pages"); err != nil {
 		return err
 	}
 	r := newReport("pool", "threads")
@@ -60,15 +60,16 @@ func Pool(ctx context.Context, o PoolOptions, out io.Writer) error {
 	return run(ctx, o.Options, r, sections, out)
 }
 
-// roomFor says when less memory is free than something needs: over a control group's limit the kernel does not refuse memory, it kills.
-func roomFor(bytes uint64, what string) error {
+// roomFor says when less memory is free than something needs: over a control group's limit the kernel does not refuse memory, it kills. less names what to
+// give less of.
+func roomFor(bytes uint64, what, less string) error {
 	free, err := doctor.FreeMemory(os.DirFS("/"))
 	if err != nil {
 		return err
 	}
 	if bytes > free.Bytes {
-		return fmt.Errorf("%s needs %.1f GiB of memory and %.1f are free under %s: give a smaller --pool or fewer --index-pages, or end what uses it",
-			what, float64(bytes)/(1<<30), float64(free.Bytes)/(1<<30), free.Source)
+		return fmt.Errorf("%s needs %.1f GiB of memory and %.1f are free under %s: give %s, or end what uses it",
+			what, float64(bytes)/(1<<30), float64(free.Bytes)/(1<<30), free.Source, less)
 	}
 	return nil
 }
