@@ -6,14 +6,6 @@ import (
 	"orbitkv/bench/record"
 )
 
-// The workloads.
-const (
-	Latency    = record.WorkloadLatency
-	Partial    = record.WorkloadPartial
-	Concurrent = record.WorkloadConcurrent
-	Sustained  = record.WorkloadSustained
-)
-
 // The orders of a run.
 const (
 	Forward  = "forward"  // one pass, backends and lengths as they were named
@@ -85,7 +77,7 @@ type Ask struct {
 func Defaults() Ask {
 	return Ask{
 		Options: record.Options{
-			Backends: []string{launch.Native}, CPUConnector: launch.OffloadingConnector, Workload: Latency, Lengths: []int{1024, 4096, 8192},
+			Backends: []string{launch.Native}, CPUConnector: launch.OffloadingConnector, Workload: record.WorkloadLatency, Lengths: []int{1024, 4096, 8192},
 			GPUTokens: 16384, OutputTokens: 16, PageSize: 64, PrefillTokens: 8192, HostGiB: 16, Concurrencies: []int{1, 4, 8, 16},
 			DurationSeconds: 60, MaxRequests: 10_000, WorkingSet: 12, ReuseRatio: 0.75, Repeats: 5, Seed: 20260920, Order: Forward,
 			SettleSeconds: 1.2, EnginePython: "python3",
@@ -100,7 +92,7 @@ func (a *Ask) complete() {
 	if a.PressureTokens == 0 {
 		a.PressureTokens = a.GPUTokens * 3 / 4 / a.PageSize * a.PageSize
 	}
-	if a.Workload == Partial {
+	if a.Workload == record.WorkloadPartial {
 		a.PartialPercents = partialPercents
 	}
 }
@@ -123,7 +115,7 @@ func (a *Ask) seqs() int {
 	if a.Engine == launch.VLLM && a.Device == launch.OnCUDA {
 		seqs = seqsGraphs
 	}
-	if a.Workload == Concurrent || a.Workload == Sustained {
+	if a.Workload == record.WorkloadConcurrent || a.Workload == record.WorkloadSustained {
 		for _, c := range a.Concurrencies {
 			seqs = max(seqs, c)
 		}

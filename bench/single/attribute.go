@@ -70,7 +70,7 @@ func differences(kept *record.Run, a *Ask) []difference {
 
 // compared names what a row's text was compared with.
 func compared(row *record.Sample) string {
-	if row.Workload == Partial {
+	if row.Workload == record.WorkloadPartial {
 		return fmt.Sprintf("partial/%d/%s/%d", row.Length, row.Variant, row.Prefix)
 	}
 	return fmt.Sprintf("%s/a%d/%d/%d", row.Cell, row.Attempt, row.Length, row.PromptIndex)
@@ -82,7 +82,7 @@ func coldTexts(kept *record.Run) map[string]string {
 	for i := range kept.Samples {
 		row := &kept.Samples[i]
 		isCold := row.Phase == record.Cold || row.Phase == record.Prepare
-		if row.Workload == Partial {
+		if row.Workload == record.WorkloadPartial {
 			isCold = row.Backend == launch.Native && row.Phase == record.Partial && row.Source == record.Miss
 		}
 		name := compared(row)
@@ -186,7 +186,7 @@ func (s *stage) controlOne(ctx context.Context, at record.Place, d difference, p
 // restore, alone or as the tail of a hit in device memory), cannot be made on the engine alone: vLLM always computes the page with the last token. Nor can
 // the batches of a burst or a window. There the verdict is OtherBoundary, or says what ran beside the sample.
 func (s *stage) beforeHit(ctx context.Context, q query, name string) error {
-	if q.place.Workload != Partial {
+	if q.place.Workload != record.WorkloadPartial {
 		return nil
 	}
 	if err := s.pressure(ctx, q.place, name); err != nil {
@@ -239,14 +239,14 @@ func beside(row *record.Sample) string {
 // promptOf draws the prompt of a row again, from its place alone.
 func (s *stage) promptOf(row *record.Sample) (name string, tokens []int) {
 	switch row.Workload {
-	case Partial:
+	case record.WorkloadPartial:
 		key := partialKeyOf(row.Place)
 		_, tokens = s.prompts.partialPrompts(key, s.ask.PageSize)
 		name = key.name()
-	case Concurrent:
+	case record.WorkloadConcurrent:
 		name = concurrentName(row.Place, row.PromptIndex)
 		tokens = s.prompts.draw(row.Length, name)
-	case Sustained:
+	case record.WorkloadSustained:
 		name = s.sustainedName(row.Concurrency, row.PromptIndex)
 		tokens = s.prompts.draw(row.Length, name)
 	default:

@@ -98,7 +98,7 @@ func TestAPartWithoutTimeForTheControlSaysThatAllCellsAreMeasured(t *testing.T) 
 		}
 	}
 	says(t, err, "every cell", "is measured", "still to be asked for on the engine without an external cache", "--resume does that alone")
-	if len(run.Attributions) != 0 || run.Manifest.Attempts[0].Outcome != Part {
+	if len(run.Attributions) != 0 || run.Manifest.Attempts[0].Outcome != record.Part {
 		t.Errorf("outcome %s, attributions %+v", run.Manifest.Attempts[0].Outcome, run.Attributions)
 	}
 	says(t, errors.New(r.out.String()), "1 differing output has no control yet", "complete: 2 cells")

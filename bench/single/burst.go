@@ -41,7 +41,7 @@ func (s *stage) concurrent(ctx context.Context, place record.Place) error {
 
 // concurrentName names the prompt of a request: with the pattern shared all requests of a burst have the same one.
 func concurrentName(at record.Place, prompt int) string {
-	if at.Variant == patternShared {
+	if at.Variant == record.Shared {
 		prompt -= prompt % at.Concurrency
 	}
 	return fmt.Sprintf("concurrent/%s/%d/%d/%d", at.Variant, at.Concurrency, at.Length, prompt)
@@ -49,7 +49,7 @@ func concurrentName(at record.Place, prompt int) string {
 
 // shapes returns the bursts of a pattern, each as the length of every request in it: shared has one burst for each length.
 func (s *stage) shapes(pattern string) []func(request int) int {
-	if pattern == patternMixed {
+	if pattern == record.Mixed {
 		return []func(int) int{func(i int) int { return s.ask.Lengths[i%len(s.ask.Lengths)] }}
 	}
 	var all []func(int) int

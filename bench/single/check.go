@@ -121,16 +121,16 @@ var workloadOnly = []struct {
 	flag      string
 	workloads []string
 }{
-	{FlagConcurrencies, []string{Concurrent, Sustained}},
-	{FlagDuration, []string{Sustained}},
-	{FlagMaxRequests, []string{Sustained}},
-	{FlagWorkingSet, []string{Sustained}},
-	{FlagReuseRatio, []string{Sustained}},
-	{FlagRepeats, []string{Latency, Partial, Concurrent}},
+	{FlagConcurrencies, []string{record.WorkloadConcurrent, record.WorkloadSustained}},
+	{FlagDuration, []string{record.WorkloadSustained}},
+	{FlagMaxRequests, []string{record.WorkloadSustained}},
+	{FlagWorkingSet, []string{record.WorkloadSustained}},
+	{FlagReuseRatio, []string{record.WorkloadSustained}},
+	{FlagRepeats, []string{record.WorkloadLatency, record.WorkloadPartial, record.WorkloadConcurrent}},
 }
 
 func checkWorkload(a *Ask) error {
-	workloads := []string{Latency, Partial, Concurrent, Sustained}
+	workloads := []string{record.WorkloadLatency, record.WorkloadPartial, record.WorkloadConcurrent, record.WorkloadSustained}
 	if !slices.Contains(workloads, a.Workload) {
 		return fmt.Errorf("--workload: there is no workload %q: name one of %s", a.Workload, strings.Join(workloads, ", "))
 	}
@@ -171,7 +171,7 @@ func checkLengths(a *Ask) error {
 				FlagLengths, length, a.GPUTokens, FlagGPUTokens)
 		case slices.Contains(a.Lengths[:i], length):
 			return fmt.Errorf("--%s: %d is named twice: name each length once; --%s says how often it is measured", FlagLengths, length, FlagRepeats)
-		case a.Workload == Partial && a.PageSize > 0 && length*partialPercents[0]/100 < a.PageSize:
+		case a.Workload == record.WorkloadPartial && a.PageSize > 0 && length*partialPercents[0]/100 < a.PageSize:
 			return fmt.Errorf("--%s: a quarter of %d tokens holds no whole page of %d, so nothing of it could be a partial hit: take %d at least",
 				FlagLengths, length, a.PageSize, a.PageSize*100/partialPercents[0])
 		}
@@ -295,15 +295,15 @@ func (a *Ask) checkProbe(p record.Probe) error {
 func (a *Ask) notes(m record.Model) []string {
 	var all []string
 	widest, what := a.widest(), "a prompt"
-	if a.Workload == Concurrent {
+	if a.Workload == record.WorkloadConcurrent {
 		what = "a burst"
 	}
 	gibs := func(tokens int) float64 { return float64(tokens) * float64(m.BytesPerToken) / (1 << 30) }
-	if need := gibs(widest + pressureCount*a.PressureTokens); a.Workload != Sustained && need > a.HostGiB {
+	if need := gibs(widest + pressureCount*a.PressureTokens); a.Workload != record.WorkloadSustained && need > a.HostGiB {
 		all = append(all, fmt.Sprintf("%s of %d tokens and its pressure need %.2f GiB of external memory and %g are given: the prompt may be gone before it is asked for again",
 			what, widest, need, a.HostGiB))
 	}
-	if a.Workload == Concurrent && widest > a.GPUTokens {
+	if a.Workload == record.WorkloadConcurrent && widest > a.GPUTokens {
 		all = append(all, fmt.Sprintf("the widest burst has prompts of %d tokens and device memory holds %d: some requests wait for others, and their times hold that wait", widest, a.GPUTokens))
 	}
 	if device := gibs(a.GPUTokens); device > a.HostGiB {
@@ -328,7 +328,7 @@ func (a *Ask) notes(m record.Model) []string {
 // widest returns the prompt tokens that are asked for at once: of the longest prompt, or of the largest burst of the pattern mixed.
 func (a *Ask) widest() int {
 	widest := slices.Max(a.Lengths)
-	if a.Workload != Concurrent {
+	if a.Workload != record.WorkloadConcurrent {
 		return widest
 	}
 	for _, c := range a.Concurrencies {

@@ -58,7 +58,7 @@ func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
 		{"reuse of latency", func(a *Ask) { written(a, FlagReuseRatio) }, []string{"--reuse-ratio"}},
 		{"cap of latency", func(a *Ask) { written(a, FlagMaxRequests) }, []string{"--max-requests"}},
 		{"concurrency of latency", func(a *Ask) { written(a, FlagConcurrencies) }, []string{"--concurrencies", "concurrent or sustained"}},
-		{"repeats of sustained", func(a *Ask) { a.Workload = Sustained; written(a, FlagRepeats) }, []string{"--repeats", "latency or partial or concurrent"}},
+		{"repeats of sustained", func(a *Ask) { a.Workload = record.WorkloadSustained; written(a, FlagRepeats) }, []string{"--repeats", "latency or partial or concurrent"}},
 		{"page", func(a *Ask) { a.PageSize = 0 }, []string{"--page-size"}},
 		{"few device tokens", func(a *Ask) { a.GPUTokens, a.Lengths = 128, []int{64} }, []string{"--gpu-tokens", "take 256 at least"}},
 		{"torn device page", func(a *Ask) { a.GPUTokens = 16000 + 33 }, []string{"--gpu-tokens", "whole pages of 64", "take 16064"}},
@@ -69,7 +69,7 @@ func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
 		{"long length", func(a *Ask) { a.Lengths = []int{12288} }, []string{"--lengths", "three quarters", "--gpu-tokens"}},
 		{"longest length", func(a *Ask) { a.Lengths = []int{12287} }, nil},
 		{"length twice", func(a *Ask) { a.Lengths = []int{1024, 1024} }, []string{"--lengths", "twice", "--repeats"}},
-		{"length of a partial hit", func(a *Ask) { a.Workload, a.Lengths = Partial, []int{255} }, []string{"--lengths", "take 256 at least"}},
+		{"length of a partial hit", func(a *Ask) { a.Workload, a.Lengths = record.WorkloadPartial, []int{255} }, []string{"--lengths", "take 256 at least"}},
 		{"torn pressure", func(a *Ask) { a.PressureTokens = 12000 }, []string{"--pressure-tokens", "multiple of --page-size"}},
 		{"no pressure", func(a *Ask) { written(a, FlagPressure) }, []string{"--pressure-tokens"}},
 		{"too much pressure", func(a *Ask) { a.PressureTokens = 16384 }, []string{"--pressure-tokens", "do not fit", "16320 at most"}},
@@ -82,7 +82,7 @@ func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
 		{"objective that is no number", func(a *Ask) { a.SLOTPOTms = math.NaN() }, []string{"--slo-tpot-ms"}},
 		{"settle", func(a *Ask) { a.SettleSeconds = -1 }, []string{"--settle-seconds"}},
 		{"empty engine argument", func(a *Ask) { a.EngineArguments = []string{"--x", " "} }, []string{"--engine-arg", "empty"}},
-		{"no concurrency", func(a *Ask) { a.Workload, a.Concurrencies = Concurrent, nil }, []string{"--concurrencies"}},
+		{"no concurrency", func(a *Ask) { a.Workload, a.Concurrencies = record.WorkloadConcurrent, nil }, []string{"--concurrencies"}},
 		{"concurrency", func(a *Ask) { a.Concurrencies = []int{0} }, []string{"--concurrencies", "between 1 and 64"}},
 		{"concurrency twice", func(a *Ask) { a.Concurrencies = []int{4, 4} }, []string{"--concurrencies", "twice"}},
 		{"window", func(a *Ask) { a.DurationSeconds = 0 }, []string{"--duration-seconds"}},
@@ -161,13 +161,13 @@ func TestVLLMOnAGPURunsAsManyRequestsAsItsGraphsNeed(t *testing.T) {
 		concurrencies            []int
 		want                     int
 	}{
-		{launch.VLLM, launch.OnCUDA, Latency, []int{1}, 256},
-		{launch.VLLM, launch.OnCUDA, Concurrent, []int{1, 64}, 256},
-		{launch.VLLM, launch.OnCUDA, Sustained, []int{300}, 300},
-		{launch.VLLM, launch.OnCPU, Latency, []int{64}, 8},
-		{launch.VLLM, launch.OnCPU, Concurrent, []int{1, 16}, 16},
-		{launch.SGLang, launch.OnCUDA, Latency, []int{1}, 8},
-		{launch.SGLang, launch.OnCUDA, Concurrent, []int{64}, 64},
+		{launch.VLLM, launch.OnCUDA, record.WorkloadLatency, []int{1}, 256},
+		{launch.VLLM, launch.OnCUDA, record.WorkloadConcurrent, []int{1, 64}, 256},
+		{launch.VLLM, launch.OnCUDA, record.WorkloadSustained, []int{300}, 300},
+		{launch.VLLM, launch.OnCPU, record.WorkloadLatency, []int{64}, 8},
+		{launch.VLLM, launch.OnCPU, record.WorkloadConcurrent, []int{1, 16}, 16},
+		{launch.SGLang, launch.OnCUDA, record.WorkloadLatency, []int{1}, 8},
+		{launch.SGLang, launch.OnCUDA, record.WorkloadConcurrent, []int{64}, 64},
 	} {
 		ask := sound()
 		ask.Engine, ask.Device, ask.Workload, ask.Concurrencies = test.engine, test.device, test.workload, test.concurrencies
@@ -207,7 +207,7 @@ func TestNotesTellOfBurstsThatDoNotFit(t *testing.T) {
 	ask := sound()
 	ask.complete()
 	ask.Device = launch.OnCUDA // on a CPU there is one note more
-	ask.Workload, ask.Lengths, ask.Concurrencies, ask.GPUTokens = Concurrent, []int{1024, 4096}, []int{1, 5}, 13312
+	ask.Workload, ask.Lengths, ask.Concurrencies, ask.GPUTokens = record.WorkloadConcurrent, []int{1024, 4096}, []int{1, 5}, 13312
 	model := record.Model{BytesPerToken: 147456}
 	if notes := ask.notes(model); len(notes) != 0 {
 		t.Errorf("a burst of three times 1024 and two of 4096 does not fit: %q", notes)

@@ -39,7 +39,7 @@ func TestLatencyMeasuresEveryPromptInItsThreeStates(t *testing.T) {
 					t.Errorf("a pressure request is %+v, want 1536 tokens, one answered, unmeasured", row)
 				}
 			}
-			if len(run.Finished) != 4 || len(run.Drains) != 2 || run.Manifest.Attempts[0].Outcome != Complete {
+			if len(run.Finished) != 4 || len(run.Drains) != 2 || run.Manifest.Attempts[0].Outcome != record.Complete {
 				t.Errorf("%d cells, %d drain checks, outcome %q", len(run.Finished), len(run.Drains), run.Manifest.Attempts[0].Outcome)
 			}
 		})

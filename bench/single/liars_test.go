@@ -96,7 +96,7 @@ func TestAnAnswerThatBreaksOffIsASampleWithAnErrorWhileTheEngineLives(t *testing
 		t.Errorf("%d failures, %d cells finished: a client's error ends nothing", len(run.Failures), len(run.Finished))
 	}
 	says(t, err, "1 measured requests failed and have no latency")
-	if got := run.Manifest.Attempts[0].Outcome; got != Failed {
+	if got := run.Manifest.Attempts[0].Outcome; got != record.Failed {
 		t.Errorf("the outcome is %q", got)
 	}
 }
@@ -158,7 +158,7 @@ func TestAnEngineThatDiesIsAFailureAndNoLatency(t *testing.T) {
 	if got := sources(run, launch.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 2 {
 		t.Errorf("the next backend has %d external samples, want 2", got)
 	}
-	if got := run.Manifest.Attempts[0].Outcome; got != Failed {
+	if got := run.Manifest.Attempts[0].Outcome; got != record.Failed {
 		t.Errorf("the outcome is %q", got)
 	}
 }
@@ -204,7 +204,7 @@ func TestWhatWasNotGivenBackIsSaid(t *testing.T) {
 	run, err := r.measure(r.small())
 	says(t, err, "orbitkv, pass 0: not everything was given back")
 	r.tells("orbitkv_leases is 2")
-	if len(run.Drains) != 2 || run.Drains[1].Drained || run.Manifest.Attempts[0].Outcome != Failed {
+	if len(run.Drains) != 2 || run.Drains[1].Drained || run.Manifest.Attempts[0].Outcome != record.Failed {
 		t.Errorf("drain checks %+v", run.Drains)
 	}
 }

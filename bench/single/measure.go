@@ -51,13 +51,13 @@ func Measure(ctx context.Context, ask Ask, host Host, command []string, out, err
 func outcomeOf(ctx context.Context, ended error, troubles []string) string {
 	switch {
 	case ctx.Err() != nil:
-		return Interrupted
+		return record.Interrupted
 	case errors.Is(ended, errPart):
-		return Part
+		return record.Part
 	case ended != nil || len(troubles) > 0:
-		return Failed
+		return record.Failed
 	}
-	return Complete
+	return record.Complete
 }
 
 // verdict says in one message why an attempt is not complete; nil when it is. The reasons of its troubles were told when they came.
@@ -68,11 +68,11 @@ func (r *run) verdict(outcome string, ended error, missing lacks) error {
 		troubles = ": " + strings.Join(r.troubles, "; ") + ": why is said above"
 	}
 	switch outcome {
-	case Complete:
+	case record.Complete:
 		return nil
-	case Interrupted:
+	case record.Interrupted:
 		return fmt.Errorf("the run in %s was interrupted%s%s", r.dir.Path(), troubles, again)
-	case Part:
+	case record.Part:
 		if len(missing.open)+len(missing.stranded) == 0 {
 			return fmt.Errorf("every cell of the run in %s is measured%s; outputs that differ are still to be asked for on the engine without an external cache, which did not fit into %d s: "+
 				"the same command with --%s does that alone", r.dir.Path(), troubles, r.ask.PartSeconds, FlagResume)
@@ -203,7 +203,7 @@ func prepare(ctx context.Context, ask Ask, host Host, command []string, errs io.
 		stranded: map[string]bool{}, told: map[string]bool{},
 	}
 	if err := r.takeUp(); err != nil {
-		return nil, errors.Join(err, dir.Close(Failed))
+		return nil, errors.Join(err, dir.Close(record.Failed))
 	}
 	return r, nil
 }

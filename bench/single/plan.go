@@ -8,12 +8,7 @@ import (
 )
 
 // patterns are the bursts of the concurrent workload: one prompt for all requests, or one each with the lengths in turn.
-var patterns = []string{patternShared, patternMixed}
-
-const (
-	patternShared = record.Shared
-	patternMixed  = record.Mixed
-)
+var patterns = []string{record.Shared, record.Mixed}
 
 // turn is one start of one backend: what it measures is done in order by one engine.
 type turn struct {
@@ -76,13 +71,13 @@ func cells(a *Ask, backend string, pass int, reversed bool) []record.Place {
 		all = append(all, p)
 	}
 	switch a.Workload {
-	case Latency:
+	case record.WorkloadLatency:
 		for _, length := range lengths {
 			for prefix := range a.Repeats {
 				add(record.Place{Concurrency: 1, Length: length, Prefix: prefix}, "%d/%d", length, prefix)
 			}
 		}
-	case Partial:
+	case record.WorkloadPartial:
 		for _, length := range lengths {
 			for _, percent := range a.PartialPercents {
 				for prefix := range a.Repeats {
@@ -90,13 +85,13 @@ func cells(a *Ask, backend string, pass int, reversed bool) []record.Place {
 				}
 			}
 		}
-	case Concurrent:
+	case record.WorkloadConcurrent:
 		for _, pattern := range patterns {
 			for _, c := range concurrencies {
 				add(record.Place{Variant: pattern, Concurrency: c, Prefix: -1}, "%s/%d", pattern, c)
 			}
 		}
-	case Sustained:
+	case record.WorkloadSustained:
 		for _, c := range concurrencies {
 			add(record.Place{Concurrency: c, Prefix: -1}, "%d", c)
 		}

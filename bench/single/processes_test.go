@@ -146,7 +146,7 @@ func TestARunThatWasKilledIsResumedToTheSamePlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(run.Finished) != 2 || len(run.Manifest.Attempts) != 2 || run.Manifest.Attempts[0].Outcome != "" || run.Manifest.Attempts[1].Outcome != Complete {
+	if len(run.Finished) != 2 || len(run.Manifest.Attempts) != 2 || run.Manifest.Attempts[0].Outcome != "" || run.Manifest.Attempts[1].Outcome != record.Complete {
 		t.Errorf("%d cells finished in the attempts %+v", len(run.Finished), run.Manifest.Attempts)
 	}
 	for name, n := range finals(run) {
@@ -187,7 +187,7 @@ func TestASignalEndsTheRunInOrder(t *testing.T) {
 	if err == nil || !strings.Contains(strings.Join(p.told, "\n"), "was interrupted") {
 		t.Errorf("%v:\n%s", err, strings.Join(p.told, "\n"))
 	}
-	if got := run.Manifest.Attempts[0].Outcome; got != Interrupted {
+	if got := run.Manifest.Attempts[0].Outcome; got != record.Interrupted {
 		t.Errorf("the outcome is %q", got)
 	}
 	for _, l := range run.Manifest.Launches {

@@ -24,7 +24,7 @@ func TestARunThatWasInterruptedGoesOnWithTheMissingCells(t *testing.T) {
 	ask := r.small()
 	run, err := r.measure(ask)
 	says(t, err, "was interrupted", "2 cells of orbitkv are missing", "--resume")
-	if got := run.Manifest.Attempts[0].Outcome; got != Interrupted || len(run.Finished) != 2 || len(run.Drains) != 2 {
+	if got := run.Manifest.Attempts[0].Outcome; got != record.Interrupted || len(run.Finished) != 2 || len(run.Drains) != 2 {
 		t.Errorf("outcome %q, %d cells, %d drain checks: an interrupted run is checked, too", got, len(run.Finished), len(run.Drains))
 	}
 	starts := len(r.specs)
@@ -36,7 +36,7 @@ func TestARunThatWasInterruptedGoesOnWithTheMissingCells(t *testing.T) {
 	if got := r.specs[starts:]; len(got) != 1 || got[0].Backend != launch.OrbitKV || got[0].Attempt != 2 {
 		t.Errorf("the second attempt started %d stacks, want orbitkv alone", len(got))
 	}
-	if len(run.Finished) != 4 || run.Manifest.Attempts[1].Outcome != Complete {
+	if len(run.Finished) != 4 || run.Manifest.Attempts[1].Outcome != record.Complete {
 		t.Errorf("%d cells finished, outcome %q", len(run.Finished), run.Manifest.Attempts[1].Outcome)
 	}
 	got := finals(run)
@@ -80,7 +80,7 @@ func TestAPartEndsBetweenTwoCellsAndNamesWhatIsMissing(t *testing.T) {
 	ask.Repeats, ask.PartSeconds = 6, 80
 	run, err := r.measure(ask)
 	says(t, err, "this part of the run", "ended in time", "orbitkv are missing", "--resume")
-	if got := run.Manifest.Attempts[0].Outcome; got != Part {
+	if got := run.Manifest.Attempts[0].Outcome; got != record.Part {
 		t.Errorf("the outcome is %q", got)
 	}
 	if n := len(run.Finished); n == 0 || n == 12 {
@@ -152,7 +152,7 @@ func TestABackendThatTakesAWholePartToStartComesLastInTheNext(t *testing.T) {
 	run, err := r.measure(ask)
 	says(t, err, "flexkv, pass 0", "ended in time", "2 cells of flexkv and 2 cells of native are missing: the same command with --resume")
 	r.tells("not ready when this part of 21 s was used up")
-	if len(run.Failures) != 1 || run.Failures[0].Stage != "start" || run.Manifest.Attempts[0].Outcome != Part {
+	if len(run.Failures) != 1 || run.Failures[0].Stage != "start" || run.Manifest.Attempts[0].Outcome != record.Part {
 		t.Errorf("failures %+v, attempts %+v", run.Failures, run.Manifest.Attempts)
 	}
 	r.hang = nil

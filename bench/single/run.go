@@ -12,14 +12,6 @@ import (
 	"orbitkv/bench/record"
 )
 
-// The outcomes of an attempt.
-const (
-	Complete    = record.Complete
-	Part        = record.Part
-	Failed      = record.Failed
-	Interrupted = record.Interrupted
-)
-
 // What a part keeps of its time for the end of its last backend. A backend in good health needs a few seconds of it; one that does not drain or end in it is
 // cut short, so that the part still ends in time: to keep as much as such a one could take would cost every part two minutes of measuring.
 const (
@@ -228,7 +220,7 @@ func (s *stage) cell(ctx context.Context, place record.Place) error {
 		return err
 	}
 	work := map[string]func(context.Context, record.Place) error{
-		Latency: s.latency, Partial: s.partial, Concurrent: s.concurrent, Sustained: s.sustained,
+		record.WorkloadLatency: s.latency, record.WorkloadPartial: s.partial, record.WorkloadConcurrent: s.concurrent, record.WorkloadSustained: s.sustained,
 	}[s.ask.Workload]
 	if err := work(ctx, place); err != nil {
 		return err

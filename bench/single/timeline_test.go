@@ -24,7 +24,7 @@ func TestATimelineBeyondItsBoundIsSaid(t *testing.T) {
 		if err != nil || more != test.more {
 			t.Errorf("of 3 records, at most %d: more %v (%v), want %v", test.most, more, err, test.more)
 		}
-		if err := dir.Close(Complete); err != nil {
+		if err := dir.Close(record.Complete); err != nil {
 			t.Fatal(err)
 		}
 		kept, err := record.Load(path)

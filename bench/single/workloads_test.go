@@ -14,7 +14,7 @@ import (
 func TestPartialHitsAreMeasuredBesideColdPrompts(t *testing.T) {
 	r := newRig(t)
 	ask := r.small()
-	ask.Workload, ask.Repeats, ask.Lengths = Partial, 1, []int{512}
+	ask.Workload, ask.Repeats, ask.Lengths = record.WorkloadPartial, 1, []int{512}
 	run, err := r.measure(ask)
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func TestPartialHitsAreMeasuredBesideColdPrompts(t *testing.T) {
 func TestAPartialHitWithAnotherTextIsAttributed(t *testing.T) {
 	r := newRig(t, rule{"orbitkv-p0-partial-512-50-0-partial", otherText})
 	ask := r.small()
-	ask.Workload, ask.Repeats, ask.Lengths = Partial, 1, []int{512}
+	ask.Workload, ask.Repeats, ask.Lengths = record.WorkloadPartial, 1, []int{512}
 	run, err := r.measure(ask)
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestAPartialPromptSharesWholePagesAndNoTokenMore(t *testing.T) {
 func TestBurstsHaveOneWindowAndSharedEvidence(t *testing.T) {
 	r := newRig(t)
 	ask := r.small()
-	ask.Workload, ask.Repeats, ask.Lengths, ask.Concurrencies = Concurrent, 1, []int{128, 256}, []int{1, 4}
+	ask.Workload, ask.Repeats, ask.Lengths, ask.Concurrencies = record.WorkloadConcurrent, 1, []int{128, 256}, []int{1, 4}
 	run, err := r.measure(ask)
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestBurstsHaveOneWindowAndSharedEvidence(t *testing.T) {
 		t.Errorf("%d final windows, want %d", final, want)
 	}
 	for _, row := range pick(run, func(s *record.Sample) bool {
-		return s.Measured && s.Backend == launch.OrbitKV && s.Variant == patternMixed && s.Concurrency == 4
+		return s.Measured && s.Backend == launch.OrbitKV && s.Variant == record.Mixed && s.Concurrency == 4
 	}) {
 		want := record.Miss
 		if row.Phase == record.AfterPressure {
@@ -116,7 +116,7 @@ func TestBurstsHaveOneWindowAndSharedEvidence(t *testing.T) {
 func TestABurstOfThePatternSharedHasOnePrompt(t *testing.T) {
 	r := newRig(t)
 	ask := r.small()
-	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = Concurrent, 2, []int{3}, []string{launch.Native}
+	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = record.WorkloadConcurrent, 2, []int{3}, []string{launch.Native}
 	if _, err := r.measure(ask); err != nil {
 		t.Fatal(err)
 	}
@@ -131,19 +131,19 @@ func TestABurstOfThePatternSharedHasOnePrompt(t *testing.T) {
 			}
 		}
 	}
-	if len(found[patternShared]) != 2 || len(found[patternMixed]) != 6 {
-		t.Errorf("2 bursts of 3 requests have %d prompts if shared and %d if mixed, want 2 and 6", len(found[patternShared]), len(found[patternMixed]))
+	if len(found[record.Shared]) != 2 || len(found[record.Mixed]) != 6 {
+		t.Errorf("2 bursts of 3 requests have %d prompts if shared and %d if mixed, want 2 and 6", len(found[record.Shared]), len(found[record.Mixed]))
 	}
 }
 
 func TestOneAnswerThatBreaksOffLeavesItsWholeBurstUnverified(t *testing.T) {
 	r := newRig(t, rule{"orbitkv-p0-concurrent-mixed-3-after_pressure", breakFirst})
 	ask := r.small()
-	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = Concurrent, 1, []int{3}, []string{launch.OrbitKV}
+	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = record.WorkloadConcurrent, 1, []int{3}, []string{launch.OrbitKV}
 	run, err := r.measure(ask)
 	says(t, err, "1 measured requests failed")
 	rows := pick(run, func(s *record.Sample) bool {
-		return s.Measured && s.Variant == patternMixed && s.Phase == record.AfterPressure
+		return s.Measured && s.Variant == record.Mixed && s.Phase == record.AfterPressure
 	})
 	failed := 0
 	for _, row := range rows {
@@ -164,7 +164,7 @@ func TestABurstBetweenRestlessCountersIsUnverifiedAndTheNextIsNot(t *testing.T) 
 	r := newRig(t)
 	r.unrest = 1 + warmUpPrompts + 1 // one before the first request, one after each of the warm-up, and that after the first burst
 	ask := r.small()
-	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = Concurrent, 1, []int{1}, []string{launch.Native}
+	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = record.WorkloadConcurrent, 1, []int{1}, []string{launch.Native}
 	run, err := r.measure(ask)
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestABurstBetweenRestlessCountersIsUnverifiedAndTheNextIsNot(t *testing.T) 
 func TestASustainedWindowIsBoundedByItsCapAndCompared(t *testing.T) {
 	r := newRig(t, rule{"orbitkv-p0-sustained-2-sustained-a1-20", otherText})
 	ask := r.small()
-	ask.Workload, ask.Lengths, ask.Concurrencies = Sustained, []int{128, 256}, []int{2}
+	ask.Workload, ask.Lengths, ask.Concurrencies = record.WorkloadSustained, []int{128, 256}, []int{2}
 	ask.WorkingSet, ask.MaxRequests, ask.ReuseRatio = 4, 30, 0.5
 	run, err := r.measure(ask)
 	if err != nil {
@@ -215,7 +215,7 @@ func TestASustainedWindowClosesInTime(t *testing.T) {
 	r := newRig(t)
 	r.step = 100 * time.Millisecond
 	ask := r.small()
-	ask.Backends, ask.Workload, ask.Concurrencies, ask.WorkingSet, ask.DurationSeconds = []string{launch.Native}, Sustained, []int{1}, 2, 3
+	ask.Backends, ask.Workload, ask.Concurrencies, ask.WorkingSet, ask.DurationSeconds = []string{launch.Native}, record.WorkloadSustained, []int{1}, 2, 3
 	run, err := r.measure(ask)
 	if err != nil {
 		t.Fatal(err)
