@@ -48,13 +48,15 @@ type Answer struct {
 	End             time.Duration   // the end of the answer, or the moment it broke off
 	Chunks          []time.Duration // each piece of non-empty text, the first one included
 	Text            string
-	FirstTextTokens int    // output tokens that had come with the first text, its own included; 0 when its event does not count them
+	FirstTextTokens int    // output tokens that had come with the read that held the first text, its own included; 0 when its event does not count them
 	PromptTokens    int    // as the engine counted them
 	OutputTokens    int    // as the engine counted them
 	CachedTokens    int    // of the prompt, as the engine claims; -1 when the answer does not say
 	DeviceTokens    int    // of those, found in device memory; -1 when the answer does not say
 	ExternalTokens  int    // of those, brought from outside of the device; -1 when the answer does not say
 	Finish          string // the engine's reason for the end
+
+	firstRead int // of the stream, which held the first text; 0 before it
 }
 
 // Client asks one engine. Use New.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -191,9 +192,37 @@ func TestTokensOfTheFirstText(t *testing.T) {
 		{"tokens at once", VLLM, []string{vllmText("a b", 3, "length"), vllmUsage(4, 3, 2), done}, 3},
 		{"not counted", VLLM, []string{vllmText("", 1, ""), silent, vllmText("b", 3, "length"), vllmUsage(4, 3, 2), done}, 0},
 	} {
-		answer, err := New(c.engine, serve(t, script{pieces: c.pieces}).URL, "tiny").Complete(t.Context(), fourTokens())
-		if err != nil || answer.FirstTextTokens != c.want {
+		if answer, err := told(c.engine, c.pieces...); err != nil || answer.FirstTextTokens != c.want {
 			t.Errorf("%s, %s: %v, %d tokens with the first text, want %d", c.engine, c.name, err, answer.FirstTextTokens, c.want)
+		}
+	}
+}
+
+// told gives an answer of reads, one a piece, a second apart.
+func told(engine string, reads ...string) (Answer, error) {
+	var bodies []io.Reader
+	for _, read := range reads {
+		bodies = append(bodies, strings.NewReader(read))
+	}
+	answer := Answer{CachedTokens: -1, DeviceTokens: -1, ExternalTokens: -1}
+	events, end, err := readEvents(io.MultiReader(bodies...), ticking())
+	answer.End = end
+	return answer, fold(protocolOf(engine, "tiny"), fourTokens(), events, err, &answer)
+}
+
+// TestTokensThatCameInOneReadWithTheFirstText lets a client be so late that it reads several events at once.
+func TestTokensThatCameInOneReadWithTheFirstText(t *testing.T) {
+	t.Parallel()
+	for _, engine := range []string{VLLM, SGLang} {
+		pieces := wholeVLLM().pieces
+		if engine == SGLang {
+			pieces = wholeSGLang().pieces
+		}
+		for first, want := range map[int]int{1: 1, 2: 1, 3: 2, len(pieces): 3} {
+			answer, err := told(engine, append([]string{strings.Join(pieces[:first], "")}, pieces[first:]...)...)
+			if err != nil || answer.FirstTextTokens != want || len(answer.Chunks) != 3 {
+				t.Errorf("%s: of %d events in the first read: %v, %d tokens with the first text in %d pieces, want %d", engine, first, err, answer.FirstTextTokens, len(answer.Chunks), want)
+			}
 		}
 	}
 }

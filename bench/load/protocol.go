@@ -60,6 +60,7 @@ func fold(engine protocol, request Request, events []event, broke error, answer 
 		if err := answer.grow(p, e); err != nil {
 			return fmt.Errorf("load: request %s, event %d of its answer: %w", request.ID, i+1, err)
 		}
+		answer.join(p, e)
 	}
 	if broke != nil {
 		return fmt.Errorf("load: the answer to request %s broke off after %d pieces of text: %w", request.ID, len(answer.Chunks), broke)
@@ -115,11 +116,18 @@ func (a *Answer) grow(p piece, e event) error {
 		return fmt.Errorf("the text of the answer is longer than %d bytes", textMax)
 	}
 	if len(a.Chunks) == 0 {
-		a.FirstText, a.FirstTextTokens = e.at, max(p.output, 0)
+		a.FirstText, a.FirstTextTokens, a.firstRead = e.at, max(p.output, 0), e.read
 	}
 	a.Chunks = append(a.Chunks, e.at)
 	a.Text += added
 	return nil
+}
+
+// join counts an event that came in one read with the first text among what came with it: the two have one time, so that nothing was seen to come after.
+func (a *Answer) join(p piece, e event) {
+	if e.read == a.firstRead && a.FirstTextTokens > 0 {
+		a.FirstTextTokens = max(a.FirstTextTokens, p.output)
+	}
 }
 
 // whole says why an answer whose stream ended properly is still not what was asked for.

@@ -32,6 +32,7 @@ var (
 // a stream that sends the head of an event ahead of its text would look faster than it is.
 type event struct {
 	at   time.Duration
+	read int // which read of the stream ended that line, from 1
 	data []byte
 }
 
@@ -44,6 +45,7 @@ func readEvents(body io.Reader, since func() time.Duration) ([]event, time.Durat
 	for {
 		n, err := body.Read(buffer)
 		at := since()
+		p.reads++
 		total += n
 		if total > bodyMax {
 			return p.events, p.end(at), errBody
@@ -71,6 +73,8 @@ type parser struct {
 	data   []byte        // of the event that is being read
 	open   bool          // the event has a data field
 	at     time.Duration // when its latest data line was whole
+	read   int           // the read that brought its end
+	reads  int           // until now
 	done   bool
 	doneAt time.Duration
 }
@@ -117,7 +121,7 @@ func (p *parser) take(line []byte, at time.Duration) error {
 	if p.open {
 		p.data = append(p.data, '\n')
 	}
-	p.open, p.at = true, at
+	p.open, p.at, p.read = true, at, p.reads
 	if len(p.data)+len(value) > lineMax {
 		return errLine
 	}
@@ -139,6 +143,6 @@ func (p *parser) dispatch() error {
 	if len(p.events) == eventsMax {
 		return errEvents
 	}
-	p.events = append(p.events, event{p.at, data})
+	p.events = append(p.events, event{p.at, p.read, data})
 	return nil
 }

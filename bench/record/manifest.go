@@ -103,7 +103,7 @@ type Probe struct {
 	Python        string            `json:"python"`
 	Packages      map[string]string `json:"packages"` // version by name; absent ones are left out
 	LinkBytesPerS float64           `json:"link_bytes_per_s"`
-	LinkHow       string            `json:"link_how"` // what was timed: pinned host memory to device, or host memory to host memory
+	LinkHow       string            `json:"link_how"`              // what was timed: pinned host memory to device, or host memory to host memory
 	CUDADevice    string            `json:"cuda_device,omitempty"` // the first GPU that its torch sees; empty without one, and where --device is cpu
 }
 

@@ -56,7 +56,7 @@ type Sample struct {
 	E2Ems           float64   `json:"e2e_ms"`            // end of the answer
 	ChunkMs         []float64 `json:"chunk_ms"`          // arrival of each piece of non-empty text
 	OutputTokens    int       `json:"output_tokens"`     // as the engine counted them
-	FirstTextTokens int       `json:"first_text_tokens"` // of those, what had come with the first text, its own included; 0 where that is not known
+	FirstTextTokens int       `json:"first_text_tokens"` // of those, what had come with the read that held the first text; 0 where that is not known
 	Text            string    `json:"text"`
 	Error           string    `json:"error,omitempty"` // why the answer is not whole; such a sample has no latency
 	Evidence
@@ -65,13 +65,19 @@ type Sample struct {
 
 // TPOTms returns the time per output token, in milliseconds, and whether the sample has one: the time from the first text to the end of the answer, over
 // the tokens that came after those of the first text. The first text often has several: an engine holds back what is no whole character yet, and may
-// send tokens together. A sample has none where nobody counted the tokens of the first text, or none came after them.
+// send tokens together, and a client that was busy reads several events at once. A sample has none where nobody counted the tokens of the first text, or none came after them.
 func (s *Sample) TPOTms() (float64, bool) {
 	after := s.OutputTokens - s.FirstTextTokens
 	if s.Error != "" || s.TTFTms == 0 || s.FirstTextTokens < 1 || after < 1 {
 		return 0, false
 	}
 	return (s.E2Ems - s.TTFTms) / float64(after), true
+}
+
+// AtOnce says whether the whole answer, of several tokens, came together with its first text: the time to first text was then not seen apart from the
+// time of the rest.
+func (s *Sample) AtOnce() bool {
+	return s.Error == "" && s.OutputTokens > 1 && s.FirstTextTokens == s.OutputTokens
 }
 
 // Evidence is what is known of where a prompt's KV came from.

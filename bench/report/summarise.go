@@ -329,6 +329,7 @@ func notes(run *record.Run, s *Summary) []string {
 	if n := s.Counts.UnmeasuredFailed; n > 0 {
 		all = append(all, fmt.Sprintf("%d requests that warm, prepare or press failed; what a phase really met is in the sources of its samples", n))
 	}
+	all = append(all, atOnce(run)...)
 	all = append(all, coldDisagreements(s.Agreements)...)
 	waiting := 0
 	for _, d := range s.Differing {

