@@ -6,7 +6,7 @@ import (
 	"math"
 )
 
-// linkRow is one backend and length: what a restore adds to the first token beside what the link alone needs for the same bytes.
+// linkRow is one backend and length: what a restore adds to the time to first text beside what the link alone needs for the same bytes.
 type linkRow struct {
 	backend string
 	label   string

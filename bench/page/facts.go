@@ -80,7 +80,7 @@ func machine(m *record.Machine, s *report.Summary) []fact {
 	}
 	link := "was not measured"
 	if s.Link.BytesPerS > 0 {
-		link = size(s.Link.BytesPerS) + "/s, " + s.Link.How
+		link = linkRate(s.Link.BytesPerS) + ", " + s.Link.How
 	}
 	facts = append(facts, fact{"Link", oneLine(link)})
 	if len(m.GPUs) == 0 {
@@ -140,7 +140,18 @@ func versions(m *record.Manifest) []fact {
 	return facts
 }
 
-// options writes every option by the name it has in manifest.json, in that order.
+// optionsOf says which workloads read an option that not all of them read, by its name in manifest.json.
+var optionsOf = map[string][]string{
+	"partial_percents": {record.WorkloadPartial},
+	"repeats":          {record.WorkloadLatency, record.WorkloadPartial, record.WorkloadConcurrent},
+	"concurrencies":    {record.WorkloadConcurrent, record.WorkloadSustained},
+	"duration_seconds": {record.WorkloadSustained},
+	"max_requests":     {record.WorkloadSustained},
+	"working_set":      {record.WorkloadSustained},
+	"reuse_ratio":      {record.WorkloadSustained},
+}
+
+// options writes every option that the workload reads by the name it has in manifest.json, in that order.
 func options(o *record.Options) []fact {
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -162,7 +173,9 @@ func options(o *record.Options) []fact {
 		if err := decoder.Decode(&value); err != nil {
 			break
 		}
-		facts = append(facts, fact{oneLine(words(fmt.Sprint(name))), optionText(value)})
+		if readers, some := optionsOf[fmt.Sprint(name)]; !some || slices.Contains(readers, o.Workload) {
+			facts = append(facts, fact{oneLine(words(fmt.Sprint(name))), optionText(value)})
+		}
 	}
 	return facts
 }

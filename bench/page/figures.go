@@ -190,7 +190,7 @@ func (p plotted) curvePart() (part, error) {
 	}
 	svg, err := drawCurves("Distribution of TTFT by state and length", panels, columnsFor(lengths))
 	out.Figures = []figure{{svg, []string{
-		"The share of samples whose first token came within so many milliseconds. Each panel has its own horizontal axis, which need not begin at 0. " +
+		"The share of samples whose first text came within so many milliseconds. Each panel has its own horizontal axis, which need not begin at 0. " +
 			"Dashed: samples from another source than the state is meant to show.",
 	}}}
 	return out, err

@@ -59,7 +59,7 @@ func (f *fixture) must(err error) {
 	}
 }
 
-// sample returns a whole answer with a first token after about ttft milliseconds.
+// sample returns a whole answer with a first text after about ttft milliseconds.
 func (f *fixture) sample(p record.Place, phase record.Phase, source record.Source, ttft float64) record.Sample {
 	f.asked++
 	ttft *= 1 + 0.08*f.random.Float64() + 0.02*f.random.NormFloat64()*f.random.Float64()

@@ -16,22 +16,19 @@ func headline(run *record.Run, s *report.Summary) section {
 	out := section{ID: "headline", Title: "Results"}
 	if serial := serialGroups(s); len(serial) > 0 {
 		out.Parts = append(out.Parts, part{
-			Title: "Time to first token",
+			Title: "Time to first text",
 			Text: []string{"Median of the client's time to the first non-empty text in milliseconds, with its 95 % bootstrap interval from 5 samples on and the number of samples. " +
 				"Each row is one cache source; samples of different sources are never taken together."},
 			Table: matrix(serial),
 		})
 	}
 	if len(s.Windows) > 0 {
-		out.Parts = append(out.Parts, part{
-			Title: "Throughput",
-			Text:  []string{"Rates are over the wall time of each window, the drain after the last admission included. " + objectivesText(s.Objectives)},
-			Table: rateTable(s.Windows),
-		}, part{
-			Title: "Latency under load",
-			Text:  []string{"C is the number of requests in flight at most. A window's latencies are of all its whole answers, whatever their source; the sources stand beside them."},
-			Table: windowLatencyTable(s.Windows),
-		})
+		rates := []string{"Rates are over the wall time of each window, the drain after the last admission included. " + objectivesText(s.Objectives)}
+		latencies := []string{"C is the number of requests in flight at most. A window's latencies are of all its whole answers, whatever their source; the sources stand beside them."}
+		if note := report.LengthsNote(s.Windows); note != "" {
+			rates, latencies = append(rates, note+"."), append(latencies, note+".")
+		}
+		out.Parts = append(out.Parts, part{Title: "Throughput", Text: rates, Table: rateTable(s.Windows)}, part{Title: "Latency under load", Text: latencies, Table: windowLatencyTable(s.Windows)})
 	}
 	if len(s.Groups) == 0 {
 		out.Intro = append(out.Intro, "No finished cell has a measured request, so there are no figures.")
@@ -203,7 +200,7 @@ func groupTable(groups []report.Group) *table {
 		{Text: "p99", Number: true},
 		{Text: "E2E p50", Unit: "ms", Number: true},
 		{Text: "TPOT p50", Unit: "ms", Number: true},
-		{Text: "Restored", Number: true},
+		{Text: "Restored in all", Number: true},
 		{Text: "Outputs differ", Number: true},
 	}}
 	for i := range groups {

@@ -33,7 +33,7 @@ func (p plotted) loadPart() (part, error) {
 			return part{}, err
 		}
 		out.Figures = append(out.Figures, figure{svg, []string{
-			strings.ToUpper(name[:1]) + name[1:] + ". A mark is one window, and n counts windows; the number of requests in each stands in the tables above. C is the number of requests in flight at most. Axes begin at 0.",
+			strings.ToUpper(name[:1]) + name[1:] + ". A mark is one window, and n counts windows; the number of requests in each stands in the tables above. C is the number of requests in flight at most. Axes begin at 0." + mixedText(p.summary.Windows, name),
 		}})
 	}
 	counters, quiet := counterTable(p.summary.Windows)
@@ -45,6 +45,16 @@ func (p plotted) loadPart() (part, error) {
 		out.Table = counters
 	}
 	return out, nil
+}
+
+// mixedText says what a figure over concurrencies does not show where windows of its name mix lengths.
+func mixedText(windows []report.Window, name string) string {
+	for i := range windows {
+		if windows[i].Variant == record.Mixed && windowName(&windows[i]) == name && report.LengthsNote(windows) != "" {
+			return " The windows hold other shares of lengths at each C: compare backends at one C, not one C with the next."
+		}
+	}
+	return ""
 }
 
 // metric is one value of a window.

@@ -137,7 +137,7 @@ func TestSections(t *testing.T) {
 	for _, want := range []string{
 		"45 of 60 planned cells are finished", "flexkv failed at its start (engine)", "AttributeError: get_kv_cache_shape", "Not everything was given back at the end: cpu",
 		"1 of 90 compared outputs differ", "the engine alone gives both texts", "Link share", "NVIDIA H200", "refused: EINVAL", "orbitkv bench single-node", "PYTHONHASHSEED=0",
-		"torch", "2.13.0+cu130", "seed", "20260920", "nowhere (miss)", "pending bytes stayed at 8192", "the engine said:", "the answer claims tokens that no counter shows",
+		"torch", "2.13.0+cu130", "seed", "55.30 GB/s, pinned host memory", "The link moved 55.30 GB/s", "Restored in all", "Time to first text", "20260920", "nowhere (miss)", "pending bytes stayed at 8192", "the engine said:", "the answer claims tokens that no counter shows",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page does not say %q", want)
@@ -172,6 +172,54 @@ func TestFindings(t *testing.T) {
 	}
 	if told := drainFinding(&report.Summary{Coverage: []report.Coverage{{Backend: record.OrbitKV}}}); told.Mark != look {
 		t.Errorf("a drain that OrbitKV should have told of is %s", told.Mark)
+	}
+}
+
+// TestBursts have no admission and no drain of their own, say which prompts they hold, and warn where that differs by concurrency.
+func TestBursts(t *testing.T) {
+	run, s := loadRun(t)
+	const warning = "compare between backends at one concurrency"
+	before := parse(t, render(t, run, s))
+	if strings.Contains(before.text, warning) || !strings.Contains(before.text, "4 of "+grouped(1024)+", 4 of "+grouped(4096)) {
+		t.Error("the windows of a closed loop do not say which prompts they hold, or warn of them")
+	}
+	table := rateTable(s.Windows)
+	if admit, drain, wall := table.Rows[0].Cells[7].Text, table.Rows[0].Cells[9].Text, table.Rows[0].Cells[10].Text; admit != "60.0" || drain != "0.40" || wall != "60.4" {
+		t.Errorf("admission %s, drain %s, wall %s", admit, drain, wall)
+	}
+	for i := range s.Windows {
+		w := &s.Windows[i]
+		w.Workload, w.Variant, w.Phase, w.AdmitSeconds, w.DrainSeconds = record.WorkloadConcurrent, record.Mixed, record.Cold, 0, w.WallSeconds
+	}
+	table = rateTable(s.Windows)
+	if admit, drain, wall := table.Rows[0].Cells[7].Text, table.Rows[0].Cells[9].Text, table.Rows[0].Cells[10].Text; admit != notKnown || drain != notKnown || wall != "60.4" {
+		t.Errorf("admission %s, drain %s, wall %s", admit, drain, wall)
+	}
+	page := parse(t, render(t, run, s))
+	if strings.Count(page.text, warning) != 2 || !strings.Contains(strings.Join(page.figures, ""), "not one C with the next") {
+		t.Error("the page does not say that mixed windows do not compare across concurrencies")
+	}
+}
+
+// TestOptionsOfTheWorkload leaves out what it does not read.
+func TestOptionsOfTheWorkload(t *testing.T) {
+	for workload, want := range map[string]string{
+		record.WorkloadLatency: "repeats", record.WorkloadPartial: "partial percents, repeats",
+		record.WorkloadConcurrent: "concurrencies, repeats",
+		record.WorkloadSustained:  "concurrencies, duration seconds, max requests, working set, reuse ratio",
+	} {
+		var got []string
+		common := 0
+		for _, f := range options(&record.Options{Workload: workload}) {
+			if _, some := optionsOf[strings.ReplaceAll(f.Name, " ", "_")]; some {
+				got = append(got, f.Name)
+			} else {
+				common++
+			}
+		}
+		if strings.Join(got, ", ") != want || common < 10 {
+			t.Errorf("%s: %q and %d that every workload reads", workload, got, common)
+		}
 	}
 }
 

@@ -125,8 +125,8 @@ func (p plotted) linkPart() (part, error) {
 	svg, err := drawLink(rows)
 	caption := "Exposed restore time: median TTFT after pressure, of restores from outside alone, less the median TTFT of a hit in device memory of the same length. "
 	if p.summary.Link.BytesPerS > 0 {
-		caption += fmt.Sprintf("The link moved %s/s (%s); the lower bar is the time of the restored bytes at that rate. A share above 100 %% means that a part of the copies ran behind the computation.",
-			size(p.summary.Link.BytesPerS), oneLine(p.summary.Link.How))
+		caption += fmt.Sprintf("The link moved %s (%s); the lower bar is the time of the restored bytes at that rate. A share above 100 %% means that a part of the copies ran behind the computation.",
+			linkRate(p.summary.Link.BytesPerS), oneLine(p.summary.Link.How))
 	} else {
 		caption += "The link was not measured, so its share is not known."
 	}
@@ -154,7 +154,7 @@ func exposedTable(exposed []report.Exposed) *table {
 		{Text: "HBM hit", Unit: "ms", Number: true},
 		{Text: "of"},
 		{Text: "Exposed", Unit: "ms", Number: true},
-		{Text: "Bytes", Number: true},
+		{Text: "Restored a request", Number: true},
 		{Text: "Link alone", Unit: "ms", Number: true},
 		{Text: "Link share", Number: true},
 		{Text: "Note"},

@@ -99,6 +99,9 @@ func size(bytes float64) string {
 	return number(bytes) + " " + units[at]
 }
 
+// linkRate writes bytes a second in decimal units, as links are measured.
+func linkRate(bytesPerS float64) string { return fmt.Sprintf("%.2f GB/s", bytesPerS/1e9) }
+
 // moment writes a time in UTC; the zero time is not known.
 func moment(t time.Time) string {
 	if t.IsZero() {

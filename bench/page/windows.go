@@ -36,10 +36,12 @@ func rateTable(windows []report.Window) *table {
 	t := &table{Head: append(
 		windowHead(),
 		column{Text: "Requests", Number: true},
+		column{Text: "Prompts", Unit: "of tokens"},
 		column{Text: "Failed", Number: true},
 		column{Text: "Admission", Unit: "s", Number: true},
 		column{Text: "ended by"},
 		column{Text: "Drain", Unit: "s", Number: true},
+		column{Text: "Wall", Unit: "s", Number: true},
 		column{Text: "Requests/s", Number: true},
 		column{Text: "Output tokens/s", Number: true},
 		column{Text: "Goodput/s", Number: true},
@@ -50,13 +52,19 @@ func rateTable(windows []report.Window) *table {
 		if w.GoodputPerS != nil {
 			goodput = intervalCell(number(*w.GoodputPerS), fmt.Sprintf("%d of %d", *w.Good, w.Requests))
 		}
+		admit, drain := numberCell(number(w.AdmitSeconds)), numberCell(number(w.DrainSeconds))
+		if w.Burst() {
+			admit, drain = numberCell(notKnown), numberCell(notKnown)
+		}
 		t.Rows = append(t.Rows, row{Begins: beginsWindow(windows, i), Cells: append(
 			windowCells(w),
 			countCell(w.Requests, false),
+			textCell(promptsText(w.Lengths)),
 			countCell(w.Failed, w.Failed > 0),
-			numberCell(number(w.AdmitSeconds)),
+			admit,
 			textCell(strings.Join(w.Stops, ", ")),
-			numberCell(number(w.DrainSeconds)),
+			drain,
+			numberCell(number(w.WallSeconds)),
 			numberCell(number(w.RequestsPerS)),
 			numberCell(number(w.OutputTokensPerS)),
 			goodput,
@@ -73,6 +81,7 @@ func beginsWindow(windows []report.Window, i int) bool {
 func windowLatencyTable(windows []report.Window) *table {
 	t := &table{Head: append(
 		windowHead(),
+		column{Text: "Prompts", Unit: "of tokens"},
 		column{Text: "KV came from"},
 		column{Text: "TTFT p50", Unit: "ms", Number: true},
 		column{Text: "p99", Number: true},
@@ -84,6 +93,7 @@ func windowLatencyTable(windows []report.Window) *table {
 		w := &windows[i]
 		t.Rows = append(t.Rows, row{Begins: beginsWindow(windows, i), Cells: append(
 			windowCells(w),
+			textCell(promptsText(w.Lengths)),
 			textCell(sourcesText(w.Sources)),
 			windowEstimate(w.TTFT),
 			optionalCell(w.TTFTp99),
@@ -93,6 +103,18 @@ func windowLatencyTable(windows []report.Window) *table {
 		)})
 	}
 	return t
+}
+
+// promptsText counts the prompts of a window by their length.
+func promptsText(lengths []report.LengthCount) string {
+	var parts []string
+	for _, l := range lengths {
+		parts = append(parts, fmt.Sprintf("%d of %s", l.N, grouped(int64(l.Length))))
+	}
+	if len(parts) == 0 {
+		return notKnown
+	}
+	return strings.Join(parts, ", ")
 }
 
 // sourcesText counts samples by source.
