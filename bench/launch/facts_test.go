@@ -120,6 +120,8 @@ func TestMachine(t *testing.T) {
 	}
 	root := fstest.MapFS{
 		"proc/cpuinfo":                             {Data: []byte("processor\t: 0\nmodel name\t: A: fast one\n")},
+		"proc/loadavg":                             {Data: []byte("13.27 9.11 6.87 5/321 4242\n")},
+		"proc/stat":                                {Data: []byte("cpu  1 2 3\ncpu0 1 2 3\ncpu5 1 2 3\nintr 4\ncpus 9\n")},
 		"sys/devices/system/node/node0/cpulist":    {},
 		"sys/devices/system/node/node1/cpulist":    {},
 		"sys/devices/system/node/possible":         {},
@@ -127,6 +129,12 @@ func TestMachine(t *testing.T) {
 	}
 	if name, nodes := cpuName(root), numaNodes(root); name != "A: fast one" || nodes != 2 {
 		t.Errorf("the processor is %q with %d nodes", name, nodes)
+	}
+	if load, processors := loadAverage(root), onlineProcessors(root); load != 13.27 || processors != 2 {
+		t.Errorf("the load is %g on %d processors", load, processors)
+	}
+	if load, processors := loadAverage(fstest.MapFS{}), onlineProcessors(fstest.MapFS{}); load != 0 || processors != 0 {
+		t.Errorf("without files the load is %g on %d processors", load, processors)
 	}
 	if name, nodes := cpuName(fstest.MapFS{}), numaNodes(fstest.MapFS{}); name == "" || nodes != 1 {
 		t.Errorf("without files the processor is %q with %d nodes", name, nodes)

@@ -65,6 +65,35 @@ func numaNodes(root fs.FS) int {
 	return max(1, len(nodes))
 }
 
+// loadAverage is the machine's of one minute; 0 where it cannot be read.
+func loadAverage(root fs.FS) float64 {
+	text, err := fs.ReadFile(root, "proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	load, err := strconv.ParseFloat(first, 64)
+	if err != nil {
+		return 0
+	}
+	return load
+}
+
+// onlineProcessors counts the processors that the load average is of: those of the machine, not of this process.
+func onlineProcessors(root fs.FS) int {
+	text, err := fs.ReadFile(root, "proc/stat")
+	if err != nil {
+		return 0
+	}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		if name, _, _ := strings.Cut(line, " "); len(name) > len("cpu") && strings.HasPrefix(name, "cpu") && name[3] <= '9' {
+			n++
+		}
+	}
+	return n
+}
+
 // gpus asks nvidia-smi; without it, there are none.
 func gpus(ctx context.Context) []record.GPU {
 	const fields = "uuid,name,memory.total,driver_version,pcie.link.gen.current,pcie.link.width.current,clocks.max.sm,power.limit"

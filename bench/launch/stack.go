@@ -89,6 +89,7 @@ func (k *Stack) begin(ctx context.Context, p *process) error {
 			return fmt.Errorf("launch: %w", err)
 		}
 	}
+	busy := record.Busy{Processors: onlineProcessors(os.DirFS("/")), Before: loadAverage(os.DirFS("/"))}
 	c, err := startChild(k.spec.Manager, k.at.folder, *p, log)
 	if err != nil {
 		return &StartError{Part: p.part, Reason: err.Error(), Log: log}
@@ -99,7 +100,7 @@ func (k *Stack) begin(ctx context.Context, p *process) error {
 	k.children = append(k.children, c)
 	launch := &record.Launch{
 		Backend: k.spec.Backend, Pass: k.spec.Pass, Attempt: k.spec.Attempt, Part: p.part, Control: k.spec.Control,
-		Command: p.command, Environment: c.kept, Log: logName(log), Started: c.started,
+		Command: p.command, Environment: c.kept, Log: logName(log), Started: c.started, Busy: busy,
 	}
 	k.tell(launch, func() {})
 	k.watchers.Go(func() { k.watch(launch, c) })
@@ -138,7 +139,7 @@ func (k *Stack) watch(launch *record.Launch, c *child) {
 		})
 		exit += ", on its own"
 	}
-	k.tell(launch, func() { launch.Exit = exit })
+	k.tell(launch, func() { launch.Exit, launch.Busy.After = exit, loadAverage(os.DirFS("/")) })
 }
 
 // await returns when the process is ready. The error is a *StartError when it died or the limit passed, else that of ctx.

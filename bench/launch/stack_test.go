@@ -71,6 +71,10 @@ func TestStackStartsAndLeavesNothing(t *testing.T) {
 		if n[0].Log != "logs/"+part+".log" || n[0].Backend != OrbitKV || n[0].Pass != 1 || n[0].Attempt != 2 || !n[2].Started.Equal(n[0].Started) {
 			t.Errorf("the %s has the launch %+v", part, n[0])
 		}
+		// A load average of 0.1 takes minutes to fall to 0.
+		if was, is := n[0].Busy, n[2].Busy; was.Processors < 1 || is.Processors != was.Processors || is.Before != was.Before || was.After != 0 || was.Before > 0.1 && is.After == 0 {
+			t.Errorf("beside the %s the machine was %+v and then %+v", part, was, is)
+		}
 	}
 	select {
 	case reason := <-stack.Died():

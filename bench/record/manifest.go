@@ -130,4 +130,12 @@ type Launch struct {
 	Started      time.Time         `json:"started"`
 	ReadySeconds float64           `json:"ready_seconds"` // 0 when it never was
 	Exit         string            `json:"exit"`          // empty while it runs
+	Busy         Busy              `json:"busy,omitzero"`
+}
+
+// Busy is how much the whole machine had to do beside the start of a process and its end: load averages of one minute, which hold the run's own work, too.
+type Busy struct {
+	Processors int     `json:"processors"` // that are online, whoever may use them; 0 where the kernel does not tell
+	Before     float64 `json:"load_before"`
+	After      float64 `json:"load_after"` // 0 while it runs
 }

@@ -330,6 +330,7 @@ func notes(run *record.Run, s *Summary) []string {
 		all = append(all, fmt.Sprintf("%d requests that warm, prepare or press failed; what a phase really met is in the sources of its samples", n))
 	}
 	all = append(all, atOnce(run)...)
+	all = append(all, busy(&run.Manifest)...)
 	all = append(all, coldDisagreements(s.Agreements)...)
 	waiting := 0
 	for _, d := range s.Differing {
