@@ -45,7 +45,7 @@ func coldCautions(pairings []Pairing) []string {
 		if !p.coldApart() {
 			continue
 		}
-		both := pair{p.A.Backend, p.B.Backend}
+		both := pair{labelled(p.A.Run, p.A.Backend), labelled(p.B.Run, p.B.Backend)}
 		if apart[both] == nil {
 			order = append(order, both)
 		}
@@ -71,7 +71,10 @@ func coldCautions(pairings []Pairing) []string {
 // words are a difference with its interval and its pairs.
 func (p *Pairing) words() string {
 	pairs := fmt.Sprintf("%d pairs", p.N)
-	if p.N == 1 {
+	switch {
+	case !p.Paired:
+		pairs = fmt.Sprintf("%d and %d samples, unpaired", p.A.TTFT.N, p.B.TTFT.N)
+	case p.N == 1:
 		pairs = "1 pair"
 	}
 	if p.Interval == nil {

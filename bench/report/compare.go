@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"orbitkv/bench/record"
+	"orbitkv/bench/stat"
 )
 
 // RunsMax is how many runs one comparison takes.
@@ -97,6 +98,7 @@ func Compare(runs []*record.Run) (*Comparison, error) {
 	c.addExposed(runs)
 	c.Differences, c.Rows, c.Agreements = listOf(c.Differences), listOf(c.Rows), listOf(c.Agreements)
 	c.Exposed, c.Windows = listOf(c.Exposed), listOf(c.Windows)
+	c.Notes = append(c.Notes, coldCautions(c.Rows)...)
 	if len(c.Rows) == 0 && len(c.Windows) == 0 {
 		c.Notes = append(c.Notes, "no state is finished in two runs: there is nothing to compare yet")
 	}
@@ -124,7 +126,21 @@ func refusal(a, b *record.Run, before []*record.Run) error {
 	if !slices.ContainsFunc(x.Lengths, func(length int) bool { return slices.Contains(y.Lengths, length) }) {
 		return fmt.Errorf("no length is in both: %v and %v", x.Lengths, y.Lengths)
 	}
+	for _, r := range before {
+		if sameRun(r, b) {
+			return fmt.Errorf("%s holds the same run as the second: both began at the same time and have the same requests; name each run once", r.Path)
+		}
+	}
 	return nil
+}
+
+// sameRun says whether two directories hold the rows of one run, as a copy does.
+func sameRun(a, b *record.Run) bool {
+	requests := map[string]bool{}
+	for i := range a.Samples {
+		requests[a.Samples[i].Request] = true
+	}
+	return a.Manifest.Started.Equal(b.Manifest.Started) && slices.ContainsFunc(b.Samples, func(s record.Sample) bool { return requests[s.Request] })
 }
 
 func joined(differences []record.Difference) string {
@@ -141,13 +157,13 @@ func differencesOf(a, b *record.Manifest) []record.Difference {
 		Version  string            `json:"version"`
 		Machine  record.Machine    `json:"machine"`
 		Packages map[string]string `json:"packages"`
-		Link     float64           `json:"link_bytes_per_s"`
+		Link     string            `json:"link"`
 		Options  record.Options    `json:"options"`
 	}
 	of := func(m *record.Manifest) facts {
 		options := m.Options
 		options.Backends = nil
-		return facts{m.Version, m.Machine, m.Probe.Packages, m.Probe.LinkBytesPerS, options}
+		return facts{m.Version, m.Machine, m.Probe.Packages, rate(m.Probe.LinkBytesPerS), options}
 	}
 	return record.Differences(of(a), of(b))
 }
@@ -238,6 +254,7 @@ func WriteComparison(w io.Writer, c *Comparison) error {
 		t.table([]string{"run", "fact", "in A", "in the run"}, rows)
 	}
 	t.differences("Differences of TTFT (ms)", c.Rows)
+	t.answers(c.Rows)
 	t.exposedTimes(c.Exposed)
 	for _, run := range c.Runs {
 		if slices.ContainsFunc(c.Exposed, func(e Exposed) bool { return e.Run == run.Label }) {
@@ -248,6 +265,31 @@ func WriteComparison(w io.Writer, c *Comparison) error {
 	t.agreementTable(c.Agreements)
 	t.line("")
 	return t.to(w)
+}
+
+// answers is the table of what followed the first text of the samples in differences: a difference of decoding is none of TTFT.
+func (t *text) answers(pairings []Pairing) {
+	if len(pairings) == 0 {
+		return
+	}
+	t.title("Whole answers and time per output token of the same samples (ms, medians)")
+	var rows [][]string
+	for i := range pairings {
+		p := &pairings[i]
+		rows = append(rows, []string{
+			fmt.Sprintf("%6d", p.Length), p.state(), labelled(p.A.Run, p.A.Backend), labelled(p.B.Run, p.B.Backend),
+			median(p.A.E2E), median(p.B.E2E), times(p.A.E2E, p.B.E2E), fmt.Sprintf("%d, %d", p.A.TPOT.N, p.B.TPOT.N), median(p.A.TPOT), median(p.B.TPOT), times(p.A.TPOT, p.B.TPOT),
+		})
+	}
+	t.table([]string{"length", "state", "A", "B", "    A E2E", "    B E2E", "B / A", "n of TPOT", "   A TPOT", "   B TPOT", "B / A"}, rows)
+}
+
+// times is the ratio of two medians, where there is one.
+func times(a, b stat.Estimate) string {
+	if a.N == 0 || b.N == 0 || a.Median <= 0 {
+		return none
+	}
+	return fmt.Sprintf("%.2f", b.Median/a.Median)
 }
 
 func (t *text) windowPairs(pairs []WindowPair) {
@@ -267,13 +309,13 @@ func (t *text) windowPairs(pairs []WindowPair) {
 				ratio = fmt.Sprintf("%.2f", p.RateRatio)
 			}
 			rows = append(rows, []string{
-				fmt.Sprint(one.w.Concurrency), one.w.state(), fmt.Sprint(one.w.Pass), one.run + ":" + one.w.Backend, fmt.Sprint(one.w.Requests), fmt.Sprint(one.w.Failed),
+				fmt.Sprint(one.w.Concurrency), one.w.state(), fmt.Sprint(one.w.Pass), one.run + ":" + one.w.Backend, fmt.Sprint(one.w.Requests), one.w.prompts(), fmt.Sprint(one.w.Failed),
 				fmt.Sprintf("%7.2f", one.w.RequestsPerS), fmt.Sprintf("%7.1f", one.w.OutputTokensPerS), ratio,
 				median(one.w.TTFT), interval(one.w.TTFT.Interval), median(one.w.TPOT), listed(one.w.Sources),
 			})
 		}
 	}
 	t.table([]string{
-		"at once", "state", "pass", "run", "n", "failed", "  req/s", "  tok/s", "req/s B / A", " TTFT p50", "95 % interval", " TPOT p50", "sources",
+		"at once", "state", "pass", "run", "n", "prompts of tokens", "failed", "  req/s", "  tok/s", "req/s B / A", " TTFT p50", "95 % interval", " TPOT p50", "sources",
 	}, rows)
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"orbitkv/bench/record"
 	"orbitkv/bench/report"
@@ -19,9 +20,9 @@ func compared(t *testing.T, runs ...*record.Run) *report.Comparison {
 	return c
 }
 
-// named returns a run with its own directory and seed.
+// named returns a run with its own directory, seed and start.
 func named(path string, seed int64, run *record.Run) *record.Run {
-	run.Path, run.Manifest.Options.Seed = path, seed
+	run.Path, run.Manifest.Options.Seed, run.Manifest.Started = path, seed, time.Unix(int64(path[0]), 0).UTC()
 	return run
 }
 
@@ -145,6 +146,33 @@ func TestWindowsOfTwoRuns(t *testing.T) {
 	says(t, text.String(), "A:native", "B:orbitkv", "req/s B / A")
 }
 
+// TestADifferenceOfDecodingShows has two runs alike in TTFT, of which one takes five times as long for each token.
+func TestADifferenceOfDecodingShows(t *testing.T) {
+	a, b := named("a", 1, latencyRun("native")), named("b", 1, latencyRun("native"))
+	for i := range b.Samples {
+		b.Samples[i].E2Ems = b.Samples[i].TTFTms + 150
+	}
+	b.Manifest.Probe.LinkBytesPerS = 12.346e9
+	c := compared(t, a, b)
+	p := pairing(t, c.Rows, record.Cold)
+	near(t, "the end of A", p.A.E2E.Median, 132)
+	near(t, "the end of B", p.B.E2E.Median, 252)
+	near(t, "the time per token of B", p.B.TPOT.Median, 10)
+	var text bytes.Buffer
+	if err := report.WriteComparison(&text, c); err != nil {
+		t.Fatal(err)
+	}
+	says(t, text.String(), "Whole answers and time per output token", "5.00", `"10.00 GB/s"  "12.35 GB/s"`)
+}
+
+// TestColdRowsOfTwoRunsThatAreApartAreSaid names the runs.
+func TestColdRowsOfTwoRunsThatAreApartAreSaid(t *testing.T) {
+	for seed, want := range map[int64]string{1: "5 pairs", 2: "5 and 5 samples, unpaired"} {
+		c := compared(t, named("a", 1, latencyRun("native")), named("b", seed, slowed(latencyRun("native"), "native", record.Cold, 2)))
+		says(t, strings.Join(c.Notes, "\n"), "cold TTFT of A:native and B:native is apart", "2.00 times", want)
+	}
+}
+
 func TestWhatCannotBeComparedIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*record.Run)
@@ -157,6 +185,7 @@ func TestWhatCannotBeComparedIsRefused(t *testing.T) {
 			r.Manifest.Options.Lengths = []int{512}
 		}, "no length is in both"},
 		"workloads":        {func(r *record.Run) { *r = *windowRun("native") }, "workload latency, the other of sustained"},
+		"a copy":           {func(r *record.Run) { r.Manifest.Started = time.Unix('a', 0).UTC() }, "a holds the same run"},
 		"one directory":    {func(r *record.Run) { r.Path = "./a" }, "named twice"},
 		"a run that lies":  {func(r *record.Run) { r.Samples[0].OutputTokens = 0 }, "contradicts itself"},
 		"the path differs": {func(r *record.Run) { r.Manifest.Model.Path = "/elsewhere" }, ""},

@@ -80,8 +80,8 @@ func pairings(a, b side, paired bool, seed uint64) []Pairing {
 			d := stat.OfDifference(ttfts(x), ttfts(y), seed)
 			p.Difference, p.Interval = d.Median, d.Interval
 		}
-		p.A.Sources, p.B.Sources = sources(x), sources(y)
-		p.A.TTFT, p.B.TTFT = stat.OfMedian(ttfts(x), seed), stat.OfMedian(ttfts(y), seed)
+		p.A.measure(x, seed)
+		p.B.measure(y, seed)
 		if p.A.TTFT.Median > 0 {
 			p.Ratio = p.B.TTFT.Median / p.A.TTFT.Median
 		}
@@ -89,6 +89,12 @@ func pairings(a, b side, paired bool, seed uint64) []Pairing {
 	}
 	slices.SortFunc(all, func(x, y Pairing) int { return compareKeys(x.key(), y.key(), nil) })
 	return all
+}
+
+// measure adds what the samples of a difference say of one side.
+func (s *Side) measure(samples []*record.Sample, seed uint64) {
+	s.Sources = sources(samples)
+	s.TTFT, s.E2E, s.TPOT = stat.OfMedian(ttfts(samples), seed), stat.OfMedian(e2es(samples), seed), stat.OfMedian(tpots(samples), seed)
 }
 
 func (p *Pairing) key() Key {

@@ -237,15 +237,13 @@ func row(source record.Source, samples []*record.Sample, seed uint64) Row {
 		Source: source, N: len(samples), TTFT: stat.OfMedian(ttft, seed), TTFTp95: stat.Rare(ttft, 0.95), TTFTp99: stat.Rare(ttft, 0.99),
 		TPOT: stat.OfMedian(tpots(samples), seed),
 	}
-	var e2e []float64
 	for _, s := range samples {
-		e2e = append(e2e, s.E2Ems)
 		if !s.Shared { // The bytes of a burst stand in each of its samples.
 			r.SumRestoredBytes += s.LoadBytes
 		}
 		r.SumExternalTokens += s.ExternalTokens
 	}
-	r.E2E = stat.OfMedian(e2e, seed)
+	r.E2E = stat.OfMedian(e2es(samples), seed)
 	return r
 }
 
@@ -253,6 +251,14 @@ func ttfts(samples []*record.Sample) []float64 {
 	var all []float64
 	for _, s := range samples {
 		all = append(all, s.TTFTms)
+	}
+	return all
+}
+
+func e2es(samples []*record.Sample) []float64 {
+	var all []float64
+	for _, s := range samples {
+		all = append(all, s.E2Ems)
 	}
 	return all
 }

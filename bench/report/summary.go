@@ -160,6 +160,8 @@ type Side struct {
 	Backend string        `json:"backend"`
 	Sources []SourceCount `json:"sources"` // of the samples in the difference
 	TTFT    stat.Estimate `json:"ttft_ms"` // of the samples in the difference
+	E2E     stat.Estimate `json:"e2e_ms"`  // of the same
+	TPOT    stat.Estimate `json:"tpot_ms"` // of the same, where it is known
 	LeftOut []SourceCount `json:"left_out,omitempty"`
 	Failed  int           `json:"failed,omitempty"`
 }

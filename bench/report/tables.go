@@ -212,7 +212,7 @@ func (t *text) link(name string, l Link) {
 		t.line("  %s: not measured, so there is no share of it", name)
 		return
 	}
-	t.line("  %s: %.2f GB/s, measured as %s", name, l.BytesPerS/1e9, l.How)
+	t.line("  %s: %s, measured as %s", name, rate(l.BytesPerS), l.How)
 }
 
 // labelled is a backend with the label of its run, where there are several.

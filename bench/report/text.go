@@ -112,6 +112,14 @@ func size(bytes float64) string {
 	return fmt.Sprintf("%.0f B", bytes)
 }
 
+// rate is bytes a second as links are measured; it is empty where there is none.
+func rate(bytesPerS float64) string {
+	if bytesPerS == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.2f GB/s", bytesPerS/1e9)
+}
+
 // listed lists sources with their numbers.
 func listed(sources []SourceCount) string {
 	var all []string

@@ -199,9 +199,20 @@ def test_windows_have_a_summary_and_a_report(windows: Measurement) -> None:
     assert (windows.folder / "report.html").stat().st_size > 0
 
 
-def test_a_run_compared_with_its_copy_is_paired_and_differs_by_nothing(latency: Measurement, tmp_path: Path) -> None:
+def test_a_copy_of_a_run_is_no_other_run(latency: Measurement, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(latency.folder, copy)
+    with pytest.raises(subprocess.CalledProcessError) as refusal:
+        latency.ask("compare", str(latency.folder), str(copy))
+    assert "the same run" in refusal.value.stderr
+
+
+def test_a_run_compared_with_one_of_equal_figures_is_paired_and_differs_by_nothing(latency: Measurement, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(latency.folder, copy)
+    manifest = latency.document("manifest.json")
+    manifest["started"] = "2001-02-03T04:05:06Z"
+    (copy / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     shown = latency.ask("compare", str(latency.folder), str(copy))
     for word in ("orbitkv", "native", "after pressure"):
         assert word in shown
