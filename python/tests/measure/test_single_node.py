@@ -207,7 +207,7 @@ def test_a_copy_of_a_run_is_no_other_run(latency: Measurement, tmp_path: Path) -
     assert "the same run" in refusal.value.stderr
 
 
-def test_a_run_compared_with_one_of_equal_figures_is_paired_and_differs_by_nothing(latency: Measurement, tmp_path: Path) -> None:
+def test_a_run_of_equal_figures_is_paired_and_differs_by_nothing(latency: Measurement, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(latency.folder, copy)
     manifest = latency.document("manifest.json")
