@@ -23,11 +23,12 @@ func Measure(ctx context.Context, ask Ask, host Host, command []string, out, err
 		return err
 	}
 	ask.complete()
-	r, err := prepare(ctx, ask, host, command, errs)
+	p := newProgress(errs, host.Now)
+	defer p.close()
+	r, err := prepare(ctx, ask, host, command, p)
 	if err != nil {
 		return err
 	}
-	defer r.progress.close()
 	inPart, cancel := r.inPart(ctx)
 	ended := r.all(inPart)
 	if r.lacking > 0 {
@@ -39,7 +40,7 @@ func Measure(ctx context.Context, ask Ask, host Host, command []string, out, err
 	if err := r.dir.Close(outcome); err != nil {
 		return errors.Join(ended, err)
 	}
-	r.progress.close()
+	p.close() // the tables come after it
 	verdict := r.verdict(outcome, ended, lacks)
 	if err := Publish(r.dir.Path(), out); err != nil {
 		return errors.Join(verdict, err)
@@ -151,7 +152,7 @@ func listed(all []lack) string {
 }
 
 // prepare looks at the machine, the model and the engine's Python, and opens the output directory.
-func prepare(ctx context.Context, ask Ask, host Host, command []string, errs io.Writer) (*run, error) {
+func prepare(ctx context.Context, ask Ask, host Host, command []string, p *progress) (*run, error) {
 	begun := host.Now()
 	if err := record.Ready(ask.Output, ask.Resume); err != nil { // The engine's Python, which is asked below, may take a minute.
 		return nil, err
@@ -167,7 +168,6 @@ func prepare(ctx context.Context, ask Ask, host Host, command []string, errs io.
 	if err := ask.checkModel(model); err != nil {
 		return nil, err
 	}
-	p := newProgress(errs, host.Now)
 	p.step("asking " + ask.EnginePython + " what it holds")
 	probe, err := host.Probe(ctx, ask.EnginePython, ask.Device)
 	if err != nil {

@@ -20,12 +20,11 @@ const (
 )
 
 // progress tells a person how far a run is: one line that changes on a terminal, one line for each request that is measured elsewhere. It may be
-// called from any goroutine.
+// called from any goroutine, and never waits for whoever reads; close alone does so, for a bounded time.
 type progress struct {
-	mu       sync.Mutex
-	to       io.Writer
-	terminal *os.File // nil where it is none
-	now      func() time.Time
+	teller
+	mu  sync.Mutex
+	now func() time.Time
 
 	cells    int // of the run
 	done     int // of them, finished
@@ -35,11 +34,10 @@ type progress struct {
 	start    time.Duration // that the longest one took
 	at       string        // the cell that is being measured
 	shown    time.Time
-	open     bool // the terminal's line is not ended
 }
 
 func newProgress(to io.Writer, now func() time.Time) *progress {
-	p := &progress{to: to, now: now}
+	p := &progress{teller: teller{to: to}, now: now}
 	if file, ok := to.(*os.File); ok {
 		if _, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil {
 			p.terminal = file
@@ -129,12 +127,8 @@ func (p *progress) finished(took time.Duration) {
 	p.spent += took
 }
 
-// close ends the terminal's line.
-func (p *progress) close() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.end()
-}
+// close ends the terminal's line once everything is told.
+func (p *progress) close() { p.flush() }
 
 // count says which cell is next; nothing before the run is planned.
 func (p *progress) count() string {
@@ -161,24 +155,12 @@ func (p *progress) left() string {
 }
 
 // lasting writes a line that stays.
-func (p *progress) lasting(text string) {
-	p.end()
-	fmt.Fprintln(p.to, printable(text))
-}
+func (p *progress) lasting(text string) { p.add(told{text: text, stays: true}) }
 
 // passing writes a line that the next one may replace.
 func (p *progress) passing(text string) {
 	p.shown = p.now()
-	text = printable(text)
-	if p.terminal == nil {
-		fmt.Fprintln(p.to, text)
-		return
-	}
-	if runes, columns := []rune(text), p.columns(); len(runes) >= columns {
-		text = string(runes[:columns-4]) + "..."
-	}
-	fmt.Fprintf(p.to, "\r\x1b[K%s", text)
-	p.open = true
+	p.add(told{text: text})
 }
 
 // printable makes a line of a text, without what would move a terminal's cursor or change its colours: an engine's own words are told, too.
@@ -192,21 +174,4 @@ func printable(text string) string {
 		}
 		return '?'
 	}, text)
-}
-
-// columns is the width of the terminal now: a line that wraps cannot be replaced.
-func (p *progress) columns() int {
-	size, err := unix.IoctlGetWinsize(int(p.terminal.Fd()), unix.TIOCGWINSZ)
-	if err != nil || size.Col == 0 {
-		return columnsDefault
-	}
-	return max(int(size.Col), columnsMin)
-}
-
-// end ends the line of a terminal.
-func (p *progress) end() {
-	if p.open {
-		fmt.Fprintln(p.to)
-		p.open = false
-	}
 }

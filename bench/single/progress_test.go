@@ -45,9 +45,11 @@ func tell(p *progress) {
 	p.ahead(1, 10*time.Second)
 	row := record.Sample{Place: record.Place{Cell: "orbitkv/p0/latency/8192/0"}, Phase: record.Pressure, TTFTms: 9}
 	p.sample(&row)
+	p.await() // A reader who keeps up sees every line.
 	row.Phase, row.Measured, row.TTFTms, row.Source = record.AfterPressure, true, 41.25, record.FromExternal
 	p.finished(20 * time.Second)
 	p.sample(&row)
+	p.await()
 	row.Error = "broke off"
 	p.sample(&row)
 	p.close()
@@ -69,6 +71,7 @@ func TestProgressIsHarmlessToATerminal(t *testing.T) {
 	p := newProgress(&out, time.Now)
 	p.line("failed: \x1b]0;title\x07two\nlines\x00")
 	p.step("asking \u202epython\r")
+	p.close()
 	if want := "failed: ?]0;title?two lines?\nasking ?python?\n"; out.String() != want {
 		t.Errorf("it told %q, want %q", out.String(), want)
 	}
@@ -98,5 +101,41 @@ func TestProgressOnATerminalIsOneLineThatFits(t *testing.T) {
 		if len(update) >= 40 {
 			t.Errorf("%q does not fit into 40 columns", update)
 		}
+	}
+}
+
+// TestProgressThatNobodyReadsStopsNothing tells more than a pipe holds and reads it only when all is told.
+func TestProgressThatNobodyReadsStopsNothing(t *testing.T) {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	p := newProgress(writer, time.Now)
+	row := record.Sample{Place: record.Place{Cell: "orbitkv/p0/latency/8192/0"}, Phase: record.Cold, Measured: true}
+	const samples = 10_000
+	for range samples {
+		p.sample(&row)
+	}
+	p.line("failed: the first")
+	for range samples {
+		p.sample(&row)
+	}
+	p.line("failed: the last")
+	p.close()
+	var all strings.Builder
+	for buffer := make([]byte, 1<<16); !strings.Contains(all.String(), "failed: the last\n"); {
+		n, err := reader.Read(buffer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(buffer[:n])
+	}
+	if err := writer.Close(); err != nil {
+		t.Error(err)
+	}
+	text := all.String()
+	if !strings.Contains(text, "failed: the first\n") || strings.Count(text, "are left out here: nobody read them\n") < 2 {
+		t.Errorf("of %d samples and two failures it told %d lines, the last of them %q", 2*samples, strings.Count(text, "\n"), text[max(0, len(text)-600):])
 	}
 }
