@@ -80,7 +80,7 @@ func (p *Pairing) words() string {
 	if p.Interval == nil {
 		return pairs + ", too few for an interval"
 	}
-	return fmt.Sprintf("difference %+.2f ms [%.2f, %.2f], %s", p.Difference, p.Interval.Low, p.Interval.High, pairs)
+	return fmt.Sprintf("median difference %s - %s %+.2f ms [%.2f, %.2f], %s", labelled(p.B.Run, p.B.Backend), labelled(p.A.Run, p.A.Backend), p.Difference, p.Interval.Low, p.Interval.High, pairs)
 }
 
 func (p *Pairing) state() string { return StateWords(p.Workload, p.Variant, p.Phase) }
@@ -140,8 +140,8 @@ func (p *Pairing) outcome(pairings []Pairing) string {
 	if own.Backend == native {
 		own, other = other, own
 	}
-	text := fmt.Sprintf("%s: TTFT %s of %.2f ms against %.2f ms of native, which computes again, at %d tokens: %.2f times, as medians of what was restored (%s)",
-		own.Backend, p.state(), own.TTFT.Median, other.TTFT.Median, p.Length, own.TTFT.Median/other.TTFT.Median, p.words())
+	text := fmt.Sprintf("%s: TTFT %s is %.2f ms at %d tokens, %.2f times the %.2f ms of native, which computes again (medians; %s)",
+		own.Backend, p.state(), own.TTFT.Median, p.Length, own.TTFT.Median/other.TTFT.Median, other.TTFT.Median, p.words())
 	if p.Interval != nil && p.Interval.Low <= 0 && p.Interval.High >= 0 {
 		text += "; the interval holds 0, so no difference is shown"
 	}

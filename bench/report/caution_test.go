@@ -42,7 +42,7 @@ func TestColdRowsThatAreApartAreSaid(t *testing.T) {
 		want  string
 	}{
 		"alike":                    {1.05, 5, ""},
-		"apart":                    {2.6, 5, "102.00 and 267.80 ms at 256 tokens (2.63 times; difference +165.80 ms [162.60, 169.00], 5 pairs)"},
+		"apart":                    {2.6, 5, "102.00 and 267.80 ms at 256 tokens (2.63 times; median difference orbitkv - native +165.80 ms [162.60, 169.00], 5 pairs)"},
 		"a little, of few":         {1.2, 2, ""},
 		"much, of few":             {2.6, 2, "(2.63 times; 2 pairs, too few for an interval)"},
 		"a little, of enough":      {1.2, 5, "1.21 times"},
@@ -87,8 +87,8 @@ func TestAnOutcomeIsOfRestoresAlone(t *testing.T) {
 	if len(s.Outcomes) != 1 {
 		t.Fatalf("%q", s.Outcomes)
 	}
-	says(t, s.Outcomes[0], "orbitkv: TTFT after pressure of 31.50 ms against 106.50 ms of native", "at 256 tokens: 0.30 times", "4 pairs, too few for an interval", "1 of its requests were no such restore")
-	if reversed := summarise(t, latencyRun("orbitkv", "native")).Outcomes; len(reversed) != 1 || !strings.Contains(reversed[0], "orbitkv: TTFT after pressure of 31.50 ms against 106.50 ms of native") {
+	says(t, s.Outcomes[0], "orbitkv: TTFT after pressure is 31.50 ms at 256 tokens, 0.30 times the 106.50 ms of native", "4 pairs, too few for an interval", "1 of its requests were no such restore")
+	if reversed := summarise(t, latencyRun("orbitkv", "native")).Outcomes; len(reversed) != 1 || !strings.Contains(reversed[0], "orbitkv: TTFT after pressure is 31.50 ms at 256 tokens, 0.30 times the 106.50 ms of native") {
 		t.Errorf("%q", reversed)
 	}
 	if alone := summarise(t, latencyRun("orbitkv")).Outcomes; len(alone) != 0 {

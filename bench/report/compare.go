@@ -276,9 +276,13 @@ func (t *text) answers(pairings []Pairing) {
 	var rows [][]string
 	for i := range pairings {
 		p := &pairings[i]
+		known := none
+		if p.A.TPOT.N+p.B.TPOT.N > 0 {
+			known = fmt.Sprintf("%d, %d", p.A.TPOT.N, p.B.TPOT.N)
+		}
 		rows = append(rows, []string{
 			fmt.Sprintf("%6d", p.Length), p.state(), labelled(p.A.Run, p.A.Backend), labelled(p.B.Run, p.B.Backend),
-			median(p.A.E2E), median(p.B.E2E), times(p.A.E2E, p.B.E2E), fmt.Sprintf("%d, %d", p.A.TPOT.N, p.B.TPOT.N), median(p.A.TPOT), median(p.B.TPOT), times(p.A.TPOT, p.B.TPOT),
+			median(p.A.E2E), median(p.B.E2E), times(p.A.E2E, p.B.E2E), known, median(p.A.TPOT), median(p.B.TPOT), times(p.A.TPOT, p.B.TPOT),
 		})
 	}
 	t.table([]string{"length", "state", "A", "B", "    A E2E", "    B E2E", "B / A", "n of TPOT", "   A TPOT", "   B TPOT", "B / A"}, rows)
