@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"orbitkv/bench/page"
 	"orbitkv/bench/record"
 	"orbitkv/bench/report"
@@ -276,11 +278,24 @@ func Publish(path string, out io.Writer) error {
 	)
 }
 
-// writeFile makes a file that only its owner reads, as the rows are.
+// writeFile makes a file that only its owner reads, as the rows are, or leaves the one that was there as it is.
 func writeFile(path string, write func(io.Writer) error) error {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return fmt.Errorf("writing the report: %w", err)
+	folder, name := filepath.Split(path)
+	file, err := os.CreateTemp(folder, "."+name+"-") // with the mode 0600
+	if err == nil {
+		err = errors.Join(write(file), file.Sync(), file.Close())
+		if err == nil {
+			err = os.Rename(file.Name(), path)
+		}
+		if err != nil {
+			err = errors.Join(err, os.Remove(file.Name()))
+		}
 	}
-	return errors.Join(write(file), file.Close())
+	switch {
+	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
+		return fmt.Errorf("%s was not written, no row is lost: %w: make room, then `orbitkv bench report %s`", path, err, filepath.Clean(folder))
+	case err != nil:
+		return fmt.Errorf("%s was not written, no row is lost: %w", path, err)
+	}
+	return nil
 }
