@@ -170,6 +170,9 @@ func TestAnEngineProcessThatDiesInMidStreamIsNamedWithItsStatus(t *testing.T) {
 	if len(run.Failures) != 1 || !strings.Contains(run.Failures[0].Reason, "exit status 3") || run.Failures[0].Log == "" {
 		t.Errorf("failures %+v", run.Failures)
 	}
+	if d := run.Drains[0]; d.Checked || !strings.Contains(d.Why, "the engine is gone") || !strings.Contains(strings.Join(p.told, "\n"), "nobody could be asked whether everything was given back") {
+		t.Errorf("the drain check of an engine that died says %+v", d)
+	}
 	if len(run.Finished) != 1 || run.Finished[0].Backend != launch.OrbitKV {
 		t.Errorf("the finished cells are %+v, want that of the next backend", run.Finished)
 	}

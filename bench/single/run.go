@@ -147,7 +147,7 @@ func (r *run) measure(ctx context.Context, t *turn, cells []record.Place) error 
 	if err != nil {
 		err = r.failed(ctx, at, err)
 	}
-	err = errors.Join(err, s.drain(ctx), r.ended(r.turnPlace(t), stop()))
+	err = errors.Join(err, s.drain(ctx, inner), r.ended(r.turnPlace(t), stop()))
 	return errors.Join(err, s.timeline())
 }
 

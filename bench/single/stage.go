@@ -216,8 +216,9 @@ func (s *stage) alive(ctx context.Context, failure error) error {
 	}
 }
 
-// drain checks that everything borrowed was given back. An interrupted run is checked, too; at the end of a part the check may be broken off.
-func (s *stage) drain(ctx context.Context) error {
+// drain checks that everything borrowed was given back. An interrupted run is checked, too; at the end of a part the check may be broken off. inner is the
+// context that start returned: it says whether the engine is still there.
+func (s *stage) drain(ctx, inner context.Context) error {
 	limit := s.drainTime()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
@@ -225,12 +226,18 @@ func (s *stage) drain(ctx context.Context) error {
 	if !checked.Drained && limit < drainLimit {
 		checked.Why = fmt.Sprintf("the end of this part left the check %v: %s", limit.Round(time.Millisecond), checked.Why)
 	}
+	var gone *broken
+	if !checked.Drained && !checked.Checked && errors.As(context.Cause(inner), &gone) {
+		checked.Why = "the engine is gone: " + checked.Why
+	}
 	checked.Place = s.place(0, "drain")
 	checked.Concurrency = 0
 	switch {
 	case checked.Drained:
 	case checked.Checked:
 		s.trouble(fmt.Sprintf("%s, pass %d: not everything was given back", s.backend, s.pass), checked.Why)
+	case gone != nil:
+		s.trouble(fmt.Sprintf("%s, pass %d: nobody could be asked whether everything was given back", s.backend, s.pass), checked.Why)
 	default:
 		s.trouble(fmt.Sprintf("%s, pass %d: whether everything was given back is not known", s.backend, s.pass), checked.Why)
 	}
