@@ -2,6 +2,7 @@ package page
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"orbitkv/bench/report"
@@ -31,44 +32,36 @@ func windowName(w *report.Window) string {
 	return strings.Join(parts, ", ")
 }
 
-// rateTable has a row for each window.
+// rateTable has a row for each window. A burst is admitted at once and drains until its end, so it has prompts in the place of these times.
 func rateTable(windows []report.Window) *table {
-	t := &table{Head: append(
-		windowHead(),
-		column{Text: "Requests", Number: true},
-		column{Text: "Prompts", Unit: "of tokens"},
-		column{Text: "Failed", Number: true},
-		column{Text: "Admission", Unit: "s", Number: true},
-		column{Text: "ended by"},
-		column{Text: "Drain", Unit: "s", Number: true},
+	bursts := !slices.ContainsFunc(windows, func(w report.Window) bool { return !w.Burst() })
+	t := &table{Head: append(windowHead(), column{Text: "Requests", Number: true}, column{Text: "Failed", Number: true})}
+	if bursts {
+		t.Head = append(t.Head, column{Text: "Prompts", Unit: "of tokens"})
+	} else {
+		t.Head = append(t.Head, column{Text: "Admission", Unit: "s", Number: true}, column{Text: "ended by"}, column{Text: "Drain", Unit: "s", Number: true})
+	}
+	t.Head = append(
+		t.Head,
 		column{Text: "Wall", Unit: "s", Number: true},
 		column{Text: "Requests/s", Number: true},
 		column{Text: "Output tokens/s", Number: true},
 		column{Text: "Goodput/s", Number: true},
-	)}
+	)
 	for i := range windows {
 		w := &windows[i]
 		goodput := numberCell(notKnown)
 		if w.GoodputPerS != nil {
 			goodput = intervalCell(number(*w.GoodputPerS), fmt.Sprintf("%d of %d", *w.Good, w.Requests))
 		}
-		admit, drain := numberCell(number(w.AdmitSeconds)), numberCell(number(w.DrainSeconds))
-		if w.Burst() {
-			admit, drain = numberCell(notKnown), numberCell(notKnown)
+		cells := append(windowCells(w), countCell(w.Requests, false), countCell(w.Failed, w.Failed > 0))
+		if bursts {
+			cells = append(cells, textCell(promptsText(w.Lengths)))
+		} else {
+			cells = append(cells, numberCell(number(w.AdmitSeconds)), textCell(strings.Join(w.Stops, ", ")), numberCell(number(w.DrainSeconds)))
 		}
-		t.Rows = append(t.Rows, row{Begins: beginsWindow(windows, i), Cells: append(
-			windowCells(w),
-			countCell(w.Requests, false),
-			textCell(promptsText(w.Lengths)),
-			countCell(w.Failed, w.Failed > 0),
-			admit,
-			textCell(strings.Join(w.Stops, ", ")),
-			drain,
-			numberCell(number(w.WallSeconds)),
-			numberCell(number(w.RequestsPerS)),
-			numberCell(number(w.OutputTokensPerS)),
-			goodput,
-		)})
+		cells = append(cells, numberCell(number(w.WallSeconds)), numberCell(number(w.RequestsPerS)), numberCell(number(w.OutputTokensPerS)), goodput)
+		t.Rows = append(t.Rows, row{Begins: beginsWindow(windows, i), Cells: cells})
 	}
 	return t
 }
@@ -105,11 +98,11 @@ func windowLatencyTable(windows []report.Window) *table {
 	return t
 }
 
-// promptsText counts the prompts of a window by their length.
+// promptsText counts the prompts of a window by their length. Its lines break between lengths.
 func promptsText(lengths []report.LengthCount) string {
 	var parts []string
 	for _, l := range lengths {
-		parts = append(parts, fmt.Sprintf("%d of %s", l.N, grouped(int64(l.Length))))
+		parts = append(parts, fmt.Sprintf("%d\u00a0of\u00a0%s", l.N, grouped(int64(l.Length))))
 	}
 	if len(parts) == 0 {
 		return notKnown
