@@ -72,6 +72,11 @@ func TestJSONHasNoNull(t *testing.T) {
 			t.Errorf("%s is no list: %v", list, documents["nothing"][list])
 		}
 	}
+	paired := documents["failed"]["paired"].([]any)
+	lost := paired[len(paired)-1].(map[string]any)["a"].(map[string]any)
+	if ttft, ok := lost["ttft_ms"]; ok || lost["failed"] != 2.0 {
+		t.Errorf("a side without a whole answer has a TTFT of %v: %v", ttft, lost)
+	}
 	if _, ok := documents["bare window"]["objectives"]; ok {
 		t.Error("objectives that nobody set are there")
 	}

@@ -120,11 +120,11 @@ type Group struct {
 type Row struct {
 	Source  record.Source `json:"source"`
 	N       int           `json:"n"`
-	TTFT    stat.Estimate `json:"ttft_ms"`
+	TTFT    stat.Estimate `json:"ttft_ms,omitzero"`
 	TTFTp95 *float64      `json:"ttft_p95_ms,omitempty"` // nil for fewer than stat.P95Min samples
 	TTFTp99 *float64      `json:"ttft_p99_ms,omitempty"` // nil for fewer than stat.P99Min samples
-	E2E     stat.Estimate `json:"e2e_ms"`
-	TPOT    stat.Estimate `json:"tpot_ms"` // of the samples with tokens after those of the first text
+	E2E     stat.Estimate `json:"e2e_ms,omitzero"`
+	TPOT    stat.Estimate `json:"tpot_ms,omitzero"` // of the samples with tokens after those of the first text
 	// SumRestoredBytes is what the cache service says was restored, over all samples but those that share their counters with others.
 	SumRestoredBytes  float64 `json:"sum_restored_bytes"`
 	SumExternalTokens int     `json:"sum_external_tokens"` // brought from outside, over all samples
@@ -158,10 +158,10 @@ type Differing struct {
 type Side struct {
 	Run     string        `json:"run,omitempty"` // label of the run, in comparisons
 	Backend string        `json:"backend"`
-	Sources []SourceCount `json:"sources"` // of the samples in the difference
-	TTFT    stat.Estimate `json:"ttft_ms"` // of the samples in the difference
-	E2E     stat.Estimate `json:"e2e_ms"`  // of the same
-	TPOT    stat.Estimate `json:"tpot_ms"` // of the same, where it is known
+	Sources []SourceCount `json:"sources"`          // of the samples in the difference
+	TTFT    stat.Estimate `json:"ttft_ms,omitzero"` // of the samples in the difference
+	E2E     stat.Estimate `json:"e2e_ms,omitzero"`  // of the same
+	TPOT    stat.Estimate `json:"tpot_ms,omitzero"` // of the same, where it is known
 	LeftOut []SourceCount `json:"left_out,omitempty"`
 	Failed  int           `json:"failed,omitempty"`
 }
@@ -189,8 +189,8 @@ type Exposed struct {
 	Run           string        `json:"run,omitempty"` // label of the run, in comparisons
 	Backend       string        `json:"backend"`
 	Length        int           `json:"length"`
-	AfterPressure stat.Estimate `json:"after_pressure_ms"` // external samples alone
-	Hit           stat.Estimate `json:"hit_ms"`
+	AfterPressure stat.Estimate `json:"after_pressure_ms,omitzero"` // external samples alone
+	Hit           stat.Estimate `json:"hit_ms,omitzero"`
 	HitRun        string        `json:"hit_run,omitempty"`
 	HitBackend    string        `json:"hit_backend"` // native, or the backend itself where native has no hit of the length
 	HitSources    []SourceCount `json:"hit_sources"`
@@ -229,9 +229,9 @@ type Window struct {
 	Good             *int          `json:"good,omitempty"`          // how many those are; nil without an objective
 	Lengths          []LengthCount `json:"lengths"`                 // of the prompts of whole answers
 	Sources          []SourceCount `json:"sources"`                 // of the samples in the latencies below
-	TTFT             stat.Estimate `json:"ttft_ms"`
+	TTFT             stat.Estimate `json:"ttft_ms,omitzero"`
 	TTFTp99          *float64      `json:"ttft_p99_ms,omitempty"`
-	TPOT             stat.Estimate `json:"tpot_ms"`
+	TPOT             stat.Estimate `json:"tpot_ms,omitzero"`
 	TPOTp99          *float64      `json:"tpot_p99_ms,omitempty"`
 	Gauges           []Gauge       `json:"gauges"` // by name
 	PeakSamples      int           `json:"peak_samples"`
