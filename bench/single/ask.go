@@ -31,6 +31,8 @@ const (
 	FlagReuseRatio    = "reuse-ratio"
 	FlagRepeats       = "repeats"
 	FlagHostGiB       = "host-gib"
+	FlagSLOTTFT       = "slo-ttft-ms"
+	FlagSLOTPOT       = "slo-tpot-ms"
 	FlagOutput        = "output"
 	FlagResume        = "resume"
 )

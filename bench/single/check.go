@@ -20,7 +20,7 @@ func (a *Ask) Check() error {
 	var all []error
 	for _, check := range []func(*Ask) error{
 		checkEngine, checkBackends, checkSSD, checkWarmup, checkTransfer, checkOrbitKVOnly, checkCPUConnector, checkWorkload, checkPages, checkLengths, checkPressure,
-		checkRequests, checkConcurrencies, checkWindow, checkMemory, checkRun,
+		checkRequests, checkEngineArguments, checkConcurrencies, checkWindow, checkMemory, checkRun,
 	} {
 		if err := check(a); err != nil {
 			all = append(all, err)
@@ -127,6 +127,8 @@ var workloadOnly = []struct {
 	{FlagWorkingSet, []string{record.WorkloadSustained}},
 	{FlagReuseRatio, []string{record.WorkloadSustained}},
 	{FlagRepeats, []string{record.WorkloadLatency, record.WorkloadPartial, record.WorkloadConcurrent}},
+	{FlagSLOTTFT, []string{record.WorkloadConcurrent, record.WorkloadSustained}},
+	{FlagSLOTPOT, []string{record.WorkloadConcurrent, record.WorkloadSustained}},
 }
 
 func checkWorkload(a *Ask) error {
@@ -142,12 +144,22 @@ func checkWorkload(a *Ask) error {
 	return nil
 }
 
+// vllmPage is what the tokens of vLLM's pages are a multiple of.
+func vllmPage(device string) int {
+	if device == launch.OnCPU {
+		return 32
+	}
+	return 16
+}
+
 func checkPages(a *Ask) error {
 	switch {
 	case a.PageSize < 1:
 		return fmt.Errorf("--%s: a page of %d tokens: take 64, or another size that the engine has", FlagPageSize, a.PageSize)
 	case a.GPUTokens > gpuTokensMax || a.PageSize > gpuTokensMax || a.PrefillTokens > gpuTokensMax:
 		return fmt.Errorf("--%s %d, --%s %d, --prefill-tokens %d: take %d at most", FlagGPUTokens, a.GPUTokens, FlagPageSize, a.PageSize, a.PrefillTokens, gpuTokensMax)
+	case a.Engine == launch.VLLM && a.PageSize%vllmPage(a.Device) != 0:
+		return fmt.Errorf("--%s: vLLM on %s has pages of a multiple of %d tokens, and %d is none: take 64", FlagPageSize, a.Device, vllmPage(a.Device), a.PageSize)
 	case a.GPUTokens < 4*lengthMin:
 		return fmt.Errorf("--%s: %d tokens are too few for any prompt: take %d at least", FlagGPUTokens, a.GPUTokens, 4*lengthMin)
 	case a.GPUTokens%a.PageSize != 0:
@@ -206,8 +218,6 @@ func checkRequests(a *Ask) error {
 		return fmt.Errorf("--slo-ttft-ms, --slo-tpot-ms: %g and %g: an objective is above 0 ms and at most an hour; leave the flag out for none", a.SLOTTFTms, a.SLOTPOTms)
 	case !(a.SettleSeconds >= 0) || a.SettleSeconds > settleMax:
 		return fmt.Errorf("--settle-seconds: %g: take between 0 and %g", a.SettleSeconds, settleMax)
-	case slices.ContainsFunc(a.EngineArguments, func(word string) bool { return strings.TrimSpace(word) == "" }):
-		return errors.New("--engine-arg: an empty argument: write the engine's own flag, such as --engine-arg=--enforce-eager")
 	}
 	return nil
 }

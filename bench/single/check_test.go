@@ -81,6 +81,18 @@ func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
 		{"objective", func(a *Ask) { a.SLOTTFTms = -1 }, []string{"--slo-ttft-ms"}},
 		{"objective that is no number", func(a *Ask) { a.SLOTPOTms = math.NaN() }, []string{"--slo-tpot-ms"}},
 		{"settle", func(a *Ask) { a.SettleSeconds = -1 }, []string{"--settle-seconds"}},
+		{"objective of latency", func(a *Ask) { written(a, FlagSLOTTFT) }, []string{"--slo-ttft-ms", "no use for it", "concurrent or sustained"}},
+		{"objective of partial", func(a *Ask) { a.Workload = record.WorkloadPartial; written(a, FlagSLOTPOT) }, []string{"--slo-tpot-ms", "no use for it"}},
+		{"odd page of vLLM", func(a *Ask) { a.PageSize = 63 }, []string{"--page-size", "multiple of 32", "take 64"}},
+		{"odd page of vLLM on a GPU", func(a *Ask) { a.Device, a.Backends, a.PageSize = launch.OnCUDA, []string{"native"}, 40 }, []string{"--page-size", "multiple of 16", "take 64"}},
+		{"page of vLLM on a GPU", func(a *Ask) { a.Device, a.Backends, a.PageSize = launch.OnCUDA, []string{"native"}, 16 }, nil},
+		{"odd page of SGLang", func(a *Ask) { a.Engine, a.PageSize, a.GPUTokens = launch.SGLang, 63, 63*256 }, nil},
+		{"the engine's port", func(a *Ask) { a.EngineArguments = []string{"--port=8000"} }, []string{"--engine-arg", "vllm's --port", "leave it out"}},
+		{"the engine's pages", func(a *Ask) { a.EngineArguments = []string{"--block_size", "32"} }, []string{"--engine-arg", "--block-size", "say it by --page-size"}},
+		{"SGLang's pages", func(a *Ask) { a.Engine, a.EngineArguments = launch.SGLang, []string{"--page-size", "32"} }, []string{"--engine-arg", "say it by --page-size"}},
+		{"the engine's requests at a time", func(a *Ask) {
+			a.EngineArguments = []string{"--max-num-seqs=256", "--enforce-eager", "--max-running-requests", "9"}
+		}, nil},
 		{"empty engine argument", func(a *Ask) { a.EngineArguments = []string{"--x", " "} }, []string{"--engine-arg", "empty"}},
 		{"no concurrency", func(a *Ask) { a.Workload, a.Concurrencies = record.WorkloadConcurrent, nil }, []string{"--concurrencies"}},
 		{"concurrency", func(a *Ask) { a.Concurrencies = []int{0} }, []string{"--concurrencies", "between 1 and 64"}},
