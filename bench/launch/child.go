@@ -48,7 +48,7 @@ type child struct {
 
 // startChild starts a process below a guard, with its output appended to a log. It returns when the process runs. The folder is removed by
 // the guard of a measurement that was killed.
-func startChild(program, folder string, p process, log string) (*child, error) {
+func startChild(program, folder string, p process, log string, bounds logBounds) (*child, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of the %s: %w", p.part, err)
@@ -58,14 +58,18 @@ func startChild(program, folder string, p process, log string) (*child, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look at the log of the %s: %w", p.part, err)
 	}
+	bounded, err := openBounded(log, bounds)
+	if err != nil {
+		return nil, fmt.Errorf("watch the log of the %s: %w", p.part, err)
+	}
 	word, control, err := os.Pipe()
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, bounded.finish())
 	}
 	defer word.Close()
 	reports, reporting, err := os.Pipe()
 	if err != nil {
-		return nil, errors.Join(err, control.Close())
+		return nil, errors.Join(err, control.Close(), bounded.finish())
 	}
 
 	whole, kept := environmentOf(os.Environ(), p.environment)
@@ -80,10 +84,10 @@ func startChild(program, folder string, p process, log string) (*child, error) {
 	err = c.guard.Start()
 	_ = reporting.Close() // the guard's alone: the end of the pipe tells of the guard's end
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start the guard of the %s: %w", p.part, err), control.Close(), reports.Close())
+		return nil, errors.Join(fmt.Errorf("start the guard of the %s: %w", p.part, err), control.Close(), reports.Close(), bounded.finish())
 	}
 	begun := make(chan error, 1)
-	go c.follow(reports, begun)
+	go c.follow(reports, begun, bounded)
 	select {
 	case err = <-begun:
 	case <-time.After(guardStartLimit):
@@ -96,9 +100,14 @@ func startChild(program, folder string, p process, log string) (*child, error) {
 }
 
 // follow reads the guard's reports until its end, and makes sure of the end of what a guard that died left behind.
-func (c *child) follow(reports *os.File, begun chan<- error) {
+func (c *child) follow(reports *os.File, begun chan<- error, log *boundedLog) {
 	defer close(c.gone)
 	defer reports.Close()
+	quiet := make(chan struct{})
+	var keeper sync.WaitGroup
+	keeper.Go(func() { c.keepLog(log, quiet) })
+	defer keeper.Wait()
+	defer close(quiet)
 	gone := false
 	in := bufio.NewScanner(reports)
 	for in.Scan() {
@@ -185,6 +194,17 @@ func (c *child) stop(limit time.Duration) error {
 	case <-time.After(min(limit, guardStopLimit)):
 	}
 	return c.kill()
+}
+
+// abandon has all of the process killed, as an end that nobody asked for; why is how it ended. It does not wait.
+func (c *child) abandon(why string) {
+	c.note(why)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.closed = true
+		_ = c.control.Close() // a pipe: nothing is lost
+	}
 }
 
 // kill ends the process and all that came from it at once, and returns when nothing of it is left.

@@ -98,7 +98,19 @@ func fakeServer(mode string) error {
 		fmt.Println("ERROR the device fell off the bus")
 		os.Exit(7)
 	})
+	mux.HandleFunc("/loud", func(http.ResponseWriter, *http.Request) {
+		for i := range loudLines {
+			fmt.Println(loudLine(i))
+		}
+	})
 	return http.ListenAndServe("127.0.0.1:"+port, mux)
+}
+
+// loudLines is how many lines an engine prints that is asked for /loud.
+const loudLines = 10_000
+
+func loudLine(i int) string {
+	return fmt.Sprintf("INFO line %06d of an engine that complains without an end", i)
 }
 
 // startDescendants starts a child in the same session, and one in a session of its own that starts another one and ends, as a daemon does. It

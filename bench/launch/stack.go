@@ -33,7 +33,8 @@ type Stack struct {
 	at       layout
 	note     func(record.Launch)
 	limit    time.Duration // for each process to be ready
-	children []*child      // in the order of their start
+	logs     logBounds
+	children []*child // in the order of their start
 
 	died    chan string
 	dieOnce sync.Once
@@ -48,10 +49,10 @@ type Stack struct {
 // started is ended and the error is a *StartError, or a plain one where the Spec itself is wrong or ctx ended. note is called for each process when
 // it has started, is ready and has ended, each time with the same Launch filled further; Part and Started identify it.
 func Start(ctx context.Context, s Spec, note func(record.Launch)) (*Stack, error) {
-	return start(ctx, s, note, readyLimit)
+	return start(ctx, s, note, readyLimit, ordinaryLog)
 }
 
-func start(ctx context.Context, s Spec, note func(record.Launch), limit time.Duration) (*Stack, error) {
+func start(ctx context.Context, s Spec, note func(record.Launch), limit time.Duration, logs logBounds) (*Stack, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -68,7 +69,7 @@ func start(ctx context.Context, s Spec, note func(record.Launch), limit time.Dur
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
-	k := &Stack{spec: s, at: layout{folder, ports[0], ports[1], ports[2], workerCores()}, note: note, limit: limit, died: make(chan string, 1)}
+	k := &Stack{spec: s, at: layout{folder, ports[0], ports[1], ports[2], workerCores()}, note: note, limit: limit, logs: logs, died: make(chan string, 1)}
 	processes, err := plan(&s, k.at)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
@@ -90,7 +91,7 @@ func (k *Stack) begin(ctx context.Context, p *process) error {
 		}
 	}
 	busy := record.Busy{Processors: onlineProcessors(os.DirFS("/")), Before: loadAverage(os.DirFS("/"))}
-	c, err := startChild(k.spec.Manager, k.at.folder, *p, log)
+	c, err := startChild(k.spec.Manager, k.at.folder, *p, log, k.logs)
 	if err != nil {
 		return &StartError{Part: p.part, Reason: err.Error(), Log: log}
 	}

@@ -281,7 +281,7 @@ func TestEngineThatNeverGetsReady(t *testing.T) {
 			tree(t, pids, 1) // the limit begins after this, so that no machine is too slow for it
 		}
 	}
-	_, err := start(t.Context(), testSpec(folder, Native), running, 50*time.Millisecond)
+	_, err := start(t.Context(), testSpec(folder, Native), running, 50*time.Millisecond, ordinaryLog)
 	var failure *StartError
 	if !errors.As(err, &failure) || !strings.Contains(failure.Reason, "/health with 200 within 50ms") || !strings.Contains(failure.Reason, "INFO loading weights") {
 		t.Fatalf("the start ended with %v", err)
