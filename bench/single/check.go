@@ -9,6 +9,7 @@ import (
 
 	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
+	"orbitkv/internal/doctor"
 )
 
 // backends are those that there are.
@@ -272,6 +273,23 @@ func checkRun(a *Ask) error {
 		return fmt.Errorf("--%s: no folder is named: give one that is absent or empty", FlagOutput)
 	case a.PartSeconds < 0 || a.PartSeconds > partSecondsMax:
 		return fmt.Errorf("--part-seconds: %d: take more than 0 and at most %d, or leave the flag out for no limit", a.PartSeconds, partSecondsMax)
+	}
+	return nil
+}
+
+// checkHostMemory refuses an external cache that does not fit into the memory which is free now: over a control group's limit the kernel does not refuse
+// memory, it kills.
+func (a *Ask) checkHostMemory(memory func() (doctor.Allowance, error)) error {
+	if !slices.ContainsFunc(a.Backends, func(backend string) bool { return backend != launch.Native }) {
+		return nil
+	}
+	free, err := memory()
+	if err != nil {
+		return err
+	}
+	if gib := float64(free.Bytes) / (1 << 30); a.HostGiB > gib {
+		return fmt.Errorf("--%s: an external cache of %g GiB does not fit into the %.1f GiB that are free under %s: take less, or end what uses the memory",
+			FlagHostGiB, a.HostGiB, gib, free.Source)
 	}
 	return nil
 }

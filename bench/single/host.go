@@ -2,12 +2,14 @@ package single
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"orbitkv/bench/evidence"
 	"orbitkv/bench/launch"
 	"orbitkv/bench/load"
 	"orbitkv/bench/record"
+	"orbitkv/internal/doctor"
 )
 
 // Completer asks an engine for completions.
@@ -45,8 +47,9 @@ type Host struct {
 	Machine  func(ctx context.Context) record.Machine
 	Model    func(path string) (record.Model, error)
 	Storage  func(use, path string) (record.Storage, error)
-	Program  string // path of the orbitkv program
-	Version  string // of it
+	Memory   func() (doctor.Allowance, error) // that is free now
+	Program  string                           // path of the orbitkv program
+	Version  string                           // of it
 	Now      func() time.Time
 }
 
@@ -65,6 +68,7 @@ func ThisHost(program, version string) Host {
 			return scraper{evidence.NewScraper(engine, stack.Engine(), stack.Manager(), stack.Service())}
 		},
 		Probe: launch.RunProbe, Machine: launch.Machine, Model: launch.ReadModel, Storage: launch.StorageOf,
+		Memory:  func() (doctor.Allowance, error) { return doctor.FreeMemory(os.DirFS("/")) },
 		Program: program, Version: version, Now: time.Now,
 	}
 }

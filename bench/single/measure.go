@@ -160,8 +160,11 @@ func prepare(ctx context.Context, ask Ask, host Host, command []string, p *progr
 		return nil, err
 	}
 	ask.Model = absolute(ask.Model)
-	if found, err := exec.LookPath(ask.EnginePython); err == nil {
-		ask.EnginePython = absolute(found)
+	if err := ask.findPython(); err != nil {
+		return nil, err
+	}
+	if err := ask.checkHostMemory(host.Memory); err != nil {
+		return nil, err
 	}
 	model, err := host.Model(ask.Model)
 	if err != nil {
@@ -248,6 +251,16 @@ func (r *run) takeUp() error {
 		if failure.Stage == record.AtStart {
 			r.refused[failure.Cell] = true
 		}
+	}
+	return nil
+}
+
+// findPython makes the path of the engine's Python one that does not depend on the current folder.
+func (a *Ask) findPython() error {
+	if found, err := exec.LookPath(a.EnginePython); err == nil {
+		a.EnginePython = absolute(found)
+	} else if info, err := os.Stat(a.EnginePython); err == nil && info.IsDir() {
+		return fmt.Errorf("--engine-python: %s is a folder: name the Python in it, such as %s", a.EnginePython, filepath.Join(a.EnginePython, "bin", "python"))
 	}
 	return nil
 }

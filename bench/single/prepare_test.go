@@ -94,3 +94,32 @@ func TestARunWhosePythonAnswersNothingLeavesNoFolder(t *testing.T) {
 		t.Errorf("a refused run left something: %v", err)
 	}
 }
+
+func TestWhatThisHostDoesNotHaveIsRefusedBeforeAnythingStarts(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(*Ask)
+		words []string
+	}{
+		"a folder for a Python":    {func(a *Ask) { a.EnginePython = "/tmp" }, []string{"--engine-python: /tmp is a folder", "/tmp/bin/python"}},
+		"more memory than is free": {func(a *Ask) { a.HostGiB = 65 }, []string{"--host-gib: an external cache of 65 GiB", "64.0 GiB that are free under the rig", "take less"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			ask := r.small()
+			c.spoil(&ask)
+			says(t, Measure(t.Context(), ask, r.host(), nil, io.Discard, io.Discard), c.words...)
+			if len(r.specs) != 0 {
+				t.Errorf("%d stacks were started", len(r.specs))
+			}
+			if _, err := os.Stat(ask.Output); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("a refused run left something: %v", err)
+			}
+		})
+	}
+	r := newRig(t)
+	ask := r.small()
+	ask.HostGiB, ask.Backends = 65, ask.Backends[:1]
+	if _, err := r.measure(ask); err != nil {
+		t.Errorf("native needs no external cache: %v", err)
+	}
+}

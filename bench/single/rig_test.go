@@ -16,6 +16,7 @@ import (
 	"orbitkv/bench/evidence"
 	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
+	"orbitkv/internal/doctor"
 )
 
 // tinyConfig is a model of 64 bytes of KV a token.
@@ -90,6 +91,7 @@ func (r *rig) host() Host {
 		return record.Probe{Python: "cpython 3.11", Packages: map[string]string{"vllm": "0.29.0"}}, nil
 	}
 	host.Machine = func(context.Context) record.Machine { return record.Machine{CPUs: 2} }
+	host.Memory = func() (doctor.Allowance, error) { return doctor.Allowance{Bytes: 64 << 30, Source: "the rig"}, nil }
 	host.Now = r.now
 	return host
 }
