@@ -96,11 +96,12 @@ func TestARunWhosePythonAnswersNothingLeavesNoFolder(t *testing.T) {
 }
 
 func TestWhatThisHostDoesNotHaveIsRefusedBeforeAnythingStarts(t *testing.T) {
+	folder := t.TempDir()
 	for name, c := range map[string]struct {
 		spoil func(*Ask)
 		words []string
 	}{
-		"a folder for a Python":    {func(a *Ask) { a.EnginePython = "/tmp" }, []string{"--engine-python: /tmp is a folder", "/tmp/bin/python"}},
+		"a folder for a Python":    {func(a *Ask) { a.EnginePython = folder }, []string{"--engine-python: " + folder + " is a folder", filepath.Join(folder, "bin", "python")}},
 		"more memory than is free": {func(a *Ask) { a.HostGiB = 65 }, []string{"--host-gib: an external cache of 65 GiB", "64.0 GiB that are free under the rig", "take less"}},
 	} {
 		t.Run(name, func(t *testing.T) {
