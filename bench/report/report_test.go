@@ -295,6 +295,16 @@ func TestARunWithoutRowsIsSummarised(t *testing.T) {
 	says(t, text.String(), "part: 0 of 5 cells")
 }
 
+func TestAnEngineWithoutAKnownVersionIsNamedWithoutAGap(t *testing.T) {
+	run := &record.Run{Manifest: latencyManifest("native")}
+	run.Manifest.Probe.Packages = nil
+	var text bytes.Buffer
+	if err := report.WriteTables(&text, summarise(t, run)); err != nil {
+		t.Fatal(err)
+	}
+	says(t, text.String(), "vllm on ")
+}
+
 func TestBytesOfABurstAreNotCountedOnceForEachOfItsSamples(t *testing.T) {
 	run := windowRun("orbitkv")
 	for i := range run.Samples {

@@ -35,7 +35,7 @@ func WriteTables(w io.Writer, s *Summary) error {
 
 // head says what was measured, how much of it, and what must be known beside the figures.
 func (t *text) head(s *Summary) {
-	t.line("%s %s on %s, %s, workload %s, seed %d", s.Engine, s.EngineVersion, s.Device, filepath.Base(s.Model.Path), s.Workload, s.Seed)
+	t.line("%s on %s, %s, workload %s, seed %d", strings.TrimSpace(s.Engine+" "+s.EngineVersion), s.Device, filepath.Base(s.Model.Path), s.Workload, s.Seed)
 	t.line("%s, measured by orbitkv %s", s.Path, s.Version)
 	var parts []string
 	for _, c := range s.Coverage {
