@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -160,11 +161,11 @@ func TestProbe(t *testing.T) {
 		return path
 	}
 	answer := `{"python": "cpython 3.12.1", "packages": {"vllm": "0.29.0"}, "link_bytes_per_s": 5e9, "link_how": "x"}`
-	p, err := RunProbe(t.Context(), program("echo a warning; test \"$1\" = -c && test \"$3\" = cpu && echo '"+answer+"'"), OnCPU)
+	p, err := RunProbe(t.Context(), os.Args[0], program("echo a warning; test \"$1\" = -c && test \"$3\" = cpu && echo '"+answer+"'"), OnCPU)
 	if err != nil || p.Python != "cpython 3.12.1" || p.Packages["vllm"] != "0.29.0" || p.LinkBytesPerS != 5e9 || p.LinkHow != "x" {
 		t.Errorf("the probe is %+v, %v", p, err)
 	}
-	p, err = RunProbe(t.Context(), program(`test "$3" = cuda && echo '{"python": "cpython 3", "cuda_device": "NVIDIA H20"}'`), OnCUDA)
+	p, err = RunProbe(t.Context(), os.Args[0], program(`test "$3" = cuda && echo '{"python": "cpython 3", "cuda_device": "NVIDIA H20"}'`), OnCUDA)
 	if err != nil || p.CUDADevice != "NVIDIA H20" {
 		t.Errorf("the probe is %+v, %v", p, err)
 	}
@@ -174,12 +175,12 @@ func TestProbe(t *testing.T) {
 		{`echo '{"python": "cpython 3", "link_bytes_per_s": -5}'`, "a link of -5 bytes"},
 		{"echo 'SyntaxError: invalid syntax' >&2; exit 1", `exit status 1, and the last that it said was "SyntaxError: invalid syntax"`},
 	} {
-		_, err := RunProbe(t.Context(), program(c.text), OnCPU)
+		_, err := RunProbe(t.Context(), os.Args[0], program(c.text), OnCPU)
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "name the interpreter") {
 			t.Errorf("%s: the error is %v; want it to say %q", c.text, err, c.want)
 		}
 	}
-	if _, err := RunProbe(t.Context(), filepath.Join(folder, "absent"), OnCPU); err == nil || !strings.Contains(err.Error(), "no such file") {
+	if _, err := RunProbe(t.Context(), os.Args[0], filepath.Join(folder, "absent"), OnCPU); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("a program that is not there: %v", err)
 	}
 }
@@ -203,7 +204,7 @@ func TestAProbeLeavesNothing(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
-			_, err := RunProbe(ctx, path, OnCPU)
+			_, err := RunProbe(ctx, os.Args[0], path, OnCPU)
 			ended <- err
 		}()
 		left := tree(t, pids, 1)
@@ -216,4 +217,22 @@ func TestAProbeLeavesNothing(t *testing.T) {
 		cancel()
 		awaitGone(t, left)
 	}
+}
+
+// TestAProbeOfAKilledMeasurementLeavesNothing: what the probe started knows nothing of the measurement.
+func TestAProbeOfAKilledMeasurementLeavesNothing(t *testing.T) {
+	folder := t.TempDir()
+	pids, python := filepath.Join(folder, "pids"), filepath.Join(folder, "python")
+	t.Setenv(pidsVariable, pids)
+	text := "#!/bin/sh\nsleep 1000 & echo $! >>$" + pidsVariable + "\nsetsid sleep 1000 & echo $! >>$" + pidsVariable + "\necho $$ >>$" + pidsVariable + "\nwait\n"
+	if err := os.WriteFile(python, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	measurement := exec.Command(os.Args[0], roleProber, python)
+	if err := measurement.Start(); err != nil {
+		t.Fatal(err)
+	}
+	left := tree(t, pids, 3)
+	killMeasurement(t, measurement)
+	awaitGone(t, left)
 }

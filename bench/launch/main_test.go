@@ -26,6 +26,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // What the test's own program is when it is started again: the guard, the measurement, or the fake of a process.
 const (
 	roleMeasurement = "measurement"
+	roleProber      = "prober" // a measurement that is still asking the engine's Python
 	roleDescendant  = "descendant"
 	modeVariable    = "LAUNCH_TEST_MODE" // what the fake engine does
 	pidsVariable    = "LAUNCH_TEST_PIDS" // the file to which every process of the tree appends its id
@@ -53,6 +54,9 @@ func TestMain(m *testing.M) {
 			exit(fakeDescendant())
 		case roleMeasurement:
 			exit(fakeMeasurement(os.Args[2]))
+		case roleProber:
+			_, err := RunProbe(context.Background(), os.Args[0], os.Args[2], OnCPU)
+			exit(err)
 		}
 	}
 	os.Exit(m.Run())

@@ -67,7 +67,10 @@ func ThisHost(program, version string) Host {
 		Counters: func(engine string, stack Stack) Counters {
 			return scraper{evidence.NewScraper(engine, stack.Engine(), stack.Manager(), stack.Service())}
 		},
-		Probe: launch.RunProbe, Machine: launch.Machine, Model: launch.ReadModel, Storage: launch.StorageOf,
+		Probe: func(ctx context.Context, python, device string) (record.Probe, error) {
+			return launch.RunProbe(ctx, program, python, device)
+		},
+		Machine: launch.Machine, Model: launch.ReadModel, Storage: launch.StorageOf,
 		Memory:  func() (doctor.Allowance, error) { return doctor.FreeMemory(os.DirFS("/")) },
 		Program: program, Version: version, Now: time.Now,
 	}
