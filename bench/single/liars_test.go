@@ -169,7 +169,7 @@ func TestABackendThatCannotStartIsAFailureAndTheNextIsMeasured(t *testing.T) {
 	ask := r.small()
 	ask.Backends = []string{launch.FlexKV, launch.Native}
 	run, err := r.measure(ask)
-	says(t, err, "flexkv, pass 0: engine (start)", "2 cells of flexkv are missing", "mend it and measure in a new folder", "--resume goes on only with the same packages")
+	says(t, err, "flexkv, pass 0: engine (start)", "flexkv, pass 0: engine (start) (why is said above); 2 cells of flexkv are missing, whose backend did not start: mend it and measure in a new folder", "--resume goes on only with the same packages")
 	if said := err.Error(); strings.Contains(said, "measures them") || strings.Contains(said, "is_mla") {
 		t.Errorf("resuming measures what cannot start, or the reason is said again: %s", said)
 	}

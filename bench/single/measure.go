@@ -68,7 +68,7 @@ func (r *run) verdict(outcome string, ended error, missing lacks) error {
 	again := missing.remedy()
 	troubles := ""
 	if len(r.troubles) > 0 {
-		troubles = ": " + strings.Join(r.troubles, "; ") + ": why is said above"
+		troubles = ": " + strings.Join(r.troubles, "; ") + " (why is said above)"
 	}
 	switch outcome {
 	case record.Complete:
@@ -130,7 +130,7 @@ func (l lacks) remedy() (text string) {
 		text += "; " + listed(l.open) + " missing: the same command with --" + FlagResume + " measures them"
 	}
 	if len(l.stranded) > 0 {
-		text += "; " + listed(l.stranded) + " missing, as it did not start: mend it and measure in a new folder; --" + FlagResume + " goes on only with the same packages"
+		text += "; " + listed(l.stranded) + " missing, whose backend did not start: mend it and measure in a new folder; --" + FlagResume + " goes on only with the same packages"
 	}
 	return text
 }
