@@ -142,7 +142,7 @@ func (l *ledger) serves(name string) bool {
 // requests checks that the counters cover so many requests with so many prompt tokens and no others.
 func (l *ledger) requests(n, prompt float64) {
 	finished, prompts := vllmFinished, vllmPrompt
-	if l.c.Engine == load.SGLang {
+	if l.c.Engine == record.SGLang {
 		finished, prompts = sglangFinished, sglangPrompt
 	}
 	l.prompt = prompt
@@ -156,7 +156,7 @@ func (l *ledger) requests(n, prompt float64) {
 
 // counted returns what the engine's counters show, once two sets of them agree.
 func (l *ledger) counted() tokens {
-	if l.c.Engine == load.SGLang {
+	if l.c.Engine == record.SGLang {
 		return l.countedSGLang()
 	}
 	return l.countedVLLM()
@@ -206,7 +206,7 @@ func (l *ledger) claims(a load.Answer, counted tokens) {
 	if a.ExternalTokens >= 0 && float64(a.ExternalTokens) != counted.external {
 		l.doubt("the engine's answer claims %d tokens from outside, its counters show %g", a.ExternalTokens, counted.external)
 	}
-	if l.c.Engine == load.SGLang && (a.DeviceTokens < 0 || a.ExternalTokens < 0) {
+	if l.c.Engine == record.SGLang && (a.DeviceTokens < 0 || a.ExternalTokens < 0) {
 		l.doubt("the engine's answer does not split its cached tokens by source")
 	}
 }

@@ -32,7 +32,7 @@ func truthful(f facts) Case {
 	move := func(name string, by float64) { after[name] += by }
 	c := Case{Engine: f.engine, Backend: f.backend, BytesPerToken: testBytes, PageSize: testPage}
 	c.Answer = load.Answer{PromptTokens: testWhole, OutputTokens: 8, CachedTokens: int(f.device + f.external), DeviceTokens: -1, ExternalTokens: -1}
-	if f.engine == load.VLLM {
+	if f.engine == record.VLLM {
 		move(vllmFinished, 1)
 		move(vllmPrompt, testWhole)
 		move(vllmQueries, testWhole)
@@ -70,7 +70,7 @@ func truthful(f facts) Case {
 
 func TestSources(t *testing.T) {
 	t.Parallel()
-	for _, engine := range []string{load.VLLM, load.SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		for _, backend := range []string{record.Native, record.CPU, record.OrbitKV, record.LMCache, "flexkv"} {
 			cases := []struct {
 				device, external float64
@@ -105,10 +105,10 @@ func TestSources(t *testing.T) {
 // TestDoubts changes one fact of a truthful case at a time: the verdict is unverified and says which fact did not add up.
 func TestDoubts(t *testing.T) {
 	t.Parallel()
-	vllmRestored := facts{load.VLLM, record.OrbitKV, 0, testMost}
-	vllmMiss := facts{load.VLLM, record.OrbitKV, 0, 0}
-	sglangRestored := facts{load.SGLang, record.OrbitKV, 0, testMost}
-	sglangMiss := facts{load.SGLang, record.OrbitKV, 0, 0}
+	vllmRestored := facts{record.VLLM, record.OrbitKV, 0, testMost}
+	vllmMiss := facts{record.VLLM, record.OrbitKV, 0, 0}
+	sglangRestored := facts{record.SGLang, record.OrbitKV, 0, testMost}
+	sglangMiss := facts{record.SGLang, record.OrbitKV, 0, 0}
 	moves := func(name string, by float64) func(*Case) { return func(c *Case) { c.After.Values[name] += by } }
 	gone := func(name string) func(*Case) { return func(c *Case) { delete(c.After.Values, name) } }
 	answers := func(change func(*load.Answer)) func(*Case) { return func(c *Case) { change(&c.Answer) } }
@@ -141,14 +141,14 @@ func TestDoubts(t *testing.T) {
 		{"bytes without tokens", vllmMiss, moves(managerLoadBytes, testPage*testBytes), "moved by 131072, and no token came from outside"},
 		{"a page too many", sglangRestored, moves(managerLoadBytes, testPage*testBytes+1), "more than the 448 tokens"},
 		{"a failed copy", vllmRestored, moves(managerFailedLoads, 3), "3 pages whose copy failed"},
-		{"vLLM's own cache: too few bytes", facts{load.VLLM, "cpu", 0, testMost}, moves(vllmLoadBytes, -1), vllmLoadBytes + " moved by 917503"},
-		{"HiCache: too few bytes", facts{load.SGLang, "cpu", 0, testMost}, moves(sglangLoadBytes, -1), sglangLoadBytes + " moved by 917503"},
-		{"LMCache: too few chunks", facts{load.VLLM, record.LMCache, 0, testMost}, moves(daemonChunks, -1), "LMCache loaded 6 chunks of 64"},
-		{"LMCache: chunks without tokens", facts{load.SGLang, record.LMCache, 0, 0}, moves(daemonChunks, 1), "LMCache loaded 1 chunks, and no token"},
-		{"outside of nothing", facts{load.VLLM, record.Native, 0, testMost}, func(*Case) {}, "started without an external cache"},
+		{"vLLM's own cache: too few bytes", facts{record.VLLM, "cpu", 0, testMost}, moves(vllmLoadBytes, -1), vllmLoadBytes + " moved by 917503"},
+		{"HiCache: too few bytes", facts{record.SGLang, "cpu", 0, testMost}, moves(sglangLoadBytes, -1), sglangLoadBytes + " moved by 917503"},
+		{"LMCache: too few chunks", facts{record.VLLM, record.LMCache, 0, testMost}, moves(daemonChunks, -1), "LMCache loaded 6 chunks of 64"},
+		{"LMCache: chunks without tokens", facts{record.SGLang, record.LMCache, 0, 0}, moves(daemonChunks, 1), "LMCache loaded 1 chunks, and no token"},
+		{"outside of nothing", facts{record.VLLM, record.Native, 0, testMost}, func(*Case) {}, "started without an external cache"},
 		{"an absent counter", vllmMiss, gone(vllmOuterHits), vllmOuterHits + " is not served"},
 		{"an absent Manager", vllmMiss, gone(managerLoadBytes), managerLoadBytes + " is not served"},
-		{"an absent daemon", facts{load.VLLM, record.LMCache, 0, 0}, gone(daemonChunks), daemonChunks + " is not served"},
+		{"an absent daemon", facts{record.VLLM, record.LMCache, 0, 0}, gone(daemonChunks), daemonChunks + " is not served"},
 		{"a counter that fell", vllmMiss, moves(managerLoadBytes, -1), "fell from 1000 to 999"},
 		{
 			"another engine's counters", sglangRestored, func(c *Case) { c.After.Values = map[string]float64{} }, sglangFinished + " is not served",
@@ -167,7 +167,7 @@ func TestDoubts(t *testing.T) {
 // TestSGLangRestoresOnePageMore is no doubt: SGLang brings the page of the last token too and computes that token.
 func TestSGLangRestoresOnePageMore(t *testing.T) {
 	t.Parallel()
-	c := truthful(facts{load.SGLang, record.OrbitKV, 0, testMost})
+	c := truthful(facts{record.SGLang, record.OrbitKV, 0, testMost})
 	c.After.Values[managerLoadBytes] += testPage * testBytes
 	if e := Classify(c); e.Source != record.FromExternal || e.LoadBytes != testWhole*testBytes {
 		t.Errorf("%+v", e)
@@ -198,11 +198,11 @@ func TestBursts(t *testing.T) {
 		facts []facts
 		want  []record.Source
 	}{
-		{[]facts{of(load.VLLM, 0, 0), of(load.VLLM, 0, 0)}, []record.Source{miss, miss}},
-		{[]facts{of(load.VLLM, testMost, 0), of(load.VLLM, 0, 0)}, []record.Source{hbm, miss}},
-		{[]facts{of(load.VLLM, 0, testMost), of(load.VLLM, 0, 0)}, []record.Source{outer, miss}},
-		{[]facts{of(load.VLLM, 0, testMost), of(load.VLLM, testMost, 0), of(load.VLLM, 0, 0)}, []record.Source{both, both, miss}},
-		{[]facts{of(load.SGLang, 0, testMost), of(load.SGLang, testMost, 0), of(load.SGLang, 0, 0)}, []record.Source{outer, hbm, miss}},
+		{[]facts{of(record.VLLM, 0, 0), of(record.VLLM, 0, 0)}, []record.Source{miss, miss}},
+		{[]facts{of(record.VLLM, testMost, 0), of(record.VLLM, 0, 0)}, []record.Source{hbm, miss}},
+		{[]facts{of(record.VLLM, 0, testMost), of(record.VLLM, 0, 0)}, []record.Source{outer, miss}},
+		{[]facts{of(record.VLLM, 0, testMost), of(record.VLLM, testMost, 0), of(record.VLLM, 0, 0)}, []record.Source{both, both, miss}},
+		{[]facts{of(record.SGLang, 0, testMost), of(record.SGLang, testMost, 0), of(record.SGLang, 0, 0)}, []record.Source{outer, hbm, miss}},
 	}
 	for _, k := range cases {
 		c, answers := burst(k.facts...)
@@ -220,7 +220,7 @@ func TestBursts(t *testing.T) {
 
 func TestDoubtsOfBursts(t *testing.T) {
 	t.Parallel()
-	restored := facts{load.SGLang, record.OrbitKV, 0, testMost}
+	restored := facts{record.SGLang, record.OrbitKV, 0, testMost}
 	cases := []struct {
 		change func(*Case, []load.Answer)
 		why    string // empty: no doubt
@@ -243,7 +243,7 @@ func TestDoubtsOfBursts(t *testing.T) {
 			}
 		}
 	}
-	c, answers := burst(facts{load.VLLM, record.OrbitKV, 0, testMost}, facts{load.VLLM, record.OrbitKV, 0, testMost})
+	c, answers := burst(facts{record.VLLM, record.OrbitKV, 0, testMost}, facts{record.VLLM, record.OrbitKV, 0, testMost})
 	c.After.Values[managerLoadBytes] = c.Before.Values[managerLoadBytes] + testPage*testBytes - 1
 	for _, e := range ClassifyBurst(c, answers) {
 		if e.Source != record.Unverified || !strings.Contains(e.Why, "64 tokens from outside are 131072 bytes") {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"orbitkv/bench/load"
+	"orbitkv/bench/record"
 )
 
 // Bases of the fake sources.
@@ -128,6 +128,6 @@ func after(t *testing.T, d time.Duration) context.Context {
 
 // vllmOrbit is the usual pair of sources.
 func vllmOrbit() (*pages, *Scraper) {
-	p := newPages(load.VLLM)
-	return p, p.scraper(load.VLLM, managerAt)
+	p := newPages(record.VLLM)
+	return p, p.scraper(record.VLLM, managerAt)
 }

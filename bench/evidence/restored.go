@@ -1,7 +1,6 @@
 package evidence
 
 import (
-	"orbitkv/bench/load"
 	"orbitkv/bench/record"
 )
 
@@ -37,9 +36,9 @@ func (l *ledger) loadBytes() string {
 	switch {
 	case l.c.Backend == record.OrbitKV:
 		return managerLoadBytes
-	case l.c.Engine == load.VLLM && l.serves(vllmLoadBytes):
+	case l.c.Engine == record.VLLM && l.serves(vllmLoadBytes):
 		return vllmLoadBytes
-	case l.c.Engine == load.SGLang && l.serves(sglangLoadBytes):
+	case l.c.Engine == record.SGLang && l.serves(sglangLoadBytes):
 		return sglangLoadBytes
 	}
 	return ""

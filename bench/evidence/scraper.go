@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"orbitkv/bench/load"
+	"orbitkv/bench/record"
 )
 
 // Bounds of the looks and waits.
@@ -42,7 +42,7 @@ func NewScraper(engine, engineURL, managerURL, serviceURL string) *Scraper {
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: 4 * time.Second}
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // Counters of another server are no evidence.
 	s := &Scraper{http: &http.Client{Transport: transport, Timeout: ReadLimit, CheckRedirect: stay}}
-	name := map[string]string{load.VLLM: "vLLM", load.SGLang: "SGLang"}[engine]
+	name := map[string]string{record.VLLM: "vLLM", record.SGLang: "SGLang"}[engine]
 	s.add(source{name, engineURL, engineWatched(engine)})
 	if managerURL != "" {
 		s.add(source{"the Cache Manager", managerURL, managerWatched})

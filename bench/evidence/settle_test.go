@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"orbitkv/bench/load"
+	"orbitkv/bench/record"
 )
 
 // TestSettle gives the time that a wait takes on a clock of its own, with one look every 100 ms and the first one at once.
@@ -58,8 +58,8 @@ func TestSettle(t *testing.T) {
 func TestSettleWaitsForLMCache(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := newPages(load.VLLM)
-		s := p.scraper(load.VLLM, daemonAt)
+		p := newPages(record.VLLM)
+		s := p.scraper(record.VLLM, daemonAt)
 		p.change[daemonAt] = func(n int, v map[string]float64) error {
 			v[daemonPairs[0].begun] = 3 // All were begun before the first look, and the last one ends at the sixth.
 			v[daemonPairs[0].ended] = map[bool]float64{true: 3, false: 2}[n > 5]
@@ -148,8 +148,8 @@ func TestDrain(t *testing.T) {
 	}
 	for _, c := range cases {
 		synctest.Test(t, func(t *testing.T) {
-			p := newPages(load.VLLM)
-			s := p.scraper(load.VLLM, c.bases...)
+			p := newPages(record.VLLM)
+			s := p.scraper(record.VLLM, c.bases...)
 			p.change[c.at] = c.change
 			begun := time.Now()
 			d := s.Drain(t.Context())
@@ -170,8 +170,8 @@ func TestDrain(t *testing.T) {
 func TestADrainCheckThatIsBrokenOffSaysWhatWasStillHeld(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := newPages(load.VLLM)
-		s := p.scraper(load.VLLM, managerAt)
+		p := newPages(record.VLLM)
+		s := p.scraper(record.VLLM, managerAt)
 		p.change[managerAt] = until(1<<30, "orbitkv_leases", 1, 1)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -213,8 +213,8 @@ func TestMonitor(t *testing.T) {
 func TestMonitorOfNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := newPages(load.SGLang)
-		m := p.scraper(load.SGLang).Watch(t.Context(), MonitorEvery)
+		p := newPages(record.SGLang)
+		m := p.scraper(record.SGLang).Watch(t.Context(), MonitorEvery)
 		<-time.After(time.Second)
 		if peaks, samples := m.Stop(); samples != 0 || len(peaks) != 0 {
 			t.Errorf("%d samples and peaks %v", samples, peaks)

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"orbitkv/bench/load"
+	"orbitkv/bench/record"
 )
 
 // TestCollect reads pages as the sources write them.
@@ -45,7 +45,7 @@ func TestCountersOfAnotherServerAreNoEvidence(t *testing.T) {
 	defer other.Close()
 	engine := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusFound))
 	defer engine.Close()
-	s := NewScraper(load.VLLM, engine.URL, "", "")
+	s := NewScraper(record.VLLM, engine.URL, "", "")
 	if look, err := s.Read(t.Context()); err == nil || !strings.Contains(err.Error(), "status 302") {
 		t.Errorf("%v, %v", look, err)
 	}
@@ -59,16 +59,16 @@ func TestFirstUse(t *testing.T) {
 		value              float64
 		known              bool
 	}{
-		{load.SGLang, "", sglangFinished, 0, false},
-		{load.SGLang, sglangUp + " 2048\n", sglangFinished, 0, true},
-		{load.SGLang, sglangUp + " 2048\n" + sglangFinished + " 3\n", sglangFinished, 3, true},
-		{load.SGLang, sglangUp + " 2048\n", series(sglangPrefill, "mode", "host_hit"), 0, false},
-		{load.SGLang, sglangUp + " 2048\n" + sglangCached + "{cache_source=\"device\"} 4\n", series(sglangCached, "cache_source", "host"), 0, true},
-		{load.SGLang, sglangUp + " 2048\n", sglangLoadBytes, 0, false},
-		{load.SGLang, sglangHiCache + " 9\n", sglangLoadBytes, 0, true},
-		{load.VLLM, vllmPrompt + " 1\n", vllmHits, 0, false},
-		{load.VLLM, vllmPrompt + " 1\n", vllmLoadBytes, 0, false},
-		{load.VLLM, vllmOffload + "{transfer_type=\"CPU_to_GPU\"} 0\n", vllmLoadBytes, 0, true},
+		{record.SGLang, "", sglangFinished, 0, false},
+		{record.SGLang, sglangUp + " 2048\n", sglangFinished, 0, true},
+		{record.SGLang, sglangUp + " 2048\n" + sglangFinished + " 3\n", sglangFinished, 3, true},
+		{record.SGLang, sglangUp + " 2048\n", series(sglangPrefill, "mode", "host_hit"), 0, false},
+		{record.SGLang, sglangUp + " 2048\n" + sglangCached + "{cache_source=\"device\"} 4\n", series(sglangCached, "cache_source", "host"), 0, true},
+		{record.SGLang, sglangUp + " 2048\n", sglangLoadBytes, 0, false},
+		{record.SGLang, sglangHiCache + " 9\n", sglangLoadBytes, 0, true},
+		{record.VLLM, vllmPrompt + " 1\n", vllmHits, 0, false},
+		{record.VLLM, vllmPrompt + " 1\n", vllmLoadBytes, 0, false},
+		{record.VLLM, vllmOffload + "{transfer_type=\"CPU_to_GPU\"} 0\n", vllmLoadBytes, 0, true},
 	}
 	for _, c := range cases {
 		values := map[string]float64{}

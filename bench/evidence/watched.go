@@ -1,6 +1,6 @@
 package evidence
 
-import "orbitkv/bench/load"
+import "orbitkv/bench/record"
 
 // kind is what a metric is to the waits of this package.
 type kind int
@@ -166,7 +166,7 @@ var daemonWatched = []watch{
 
 // engineWatched returns what is watched of an engine.
 func engineWatched(engine string) []watch {
-	if engine == load.VLLM {
+	if engine == record.VLLM {
 		return vllmWatched
 	}
 	return sglangWatched

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"orbitkv/bench/record"
 )
 
 // smallLog is far below what a loud engine prints.
@@ -85,7 +87,7 @@ func loud(t *testing.T, logs logBounds) (stack *Stack, path string) {
 	t.Helper()
 	folder, _ := setMode(t, modeServe)
 	needsHoles(t, t.TempDir())
-	stack, err := start(t.Context(), testSpec(folder, Native), nil, readyLimit, logs)
+	stack, err := start(t.Context(), testSpec(folder, record.Native), nil, readyLimit, logs)
 	if err != nil {
 		t.Fatal(err)
 	}

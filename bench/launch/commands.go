@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"orbitkv/bench/record"
 )
 
 // engineSeed is the seed of every engine; sampling is greedy, so it decides only what an engine draws for itself.
@@ -49,17 +51,17 @@ func plan(s *Spec, at layout) ([]process, error) {
 		return nil, err
 	}
 	switch s.Backend {
-	case OrbitKV:
+	case record.OrbitKV:
 		return []process{managerProcess(s, at), engine}, nil
-	case LMCache:
+	case record.LMCache:
 		return []process{lmcacheProcess(s, at), engine}, nil
 	}
 	return []process{engine}, nil
 }
 
 func engineProcess(s *Spec, at layout) (process, error) {
-	p := process{part: PartEngine, port: at.engine, health: "/health", environment: commonEnvironment(), files: map[string]string{}}
-	if s.Options.Engine == VLLM {
+	p := process{part: record.PartEngine, port: at.engine, health: "/health", environment: commonEnvironment(), files: map[string]string{}}
+	if s.Options.Engine == record.VLLM {
 		transfer, err := vllmTransfer(s, at)
 		if err != nil {
 			return p, err
@@ -110,9 +112,9 @@ func vllmCommand(s *Spec, at layout) []string {
 func vllmTransfer(s *Spec, at layout) ([]string, error) {
 	connector := map[string]any{"kv_role": "kv_both"}
 	switch s.Backend {
-	case Native:
+	case record.Native:
 		return nil, nil
-	case CPU:
+	case record.CPU:
 		extra := map[string]any{"cpu_bytes_to_use": hostBytes(s)}
 		connector["kv_connector"] = "SimpleCPUOffloadConnector"
 		if s.Options.CPUConnector == OffloadingConnector {
@@ -120,15 +122,15 @@ func vllmTransfer(s *Spec, at layout) ([]string, error) {
 			extra["block_size"] = s.Options.PageSize
 		}
 		connector["kv_connector_extra_config"] = extra
-	case OrbitKV:
+	case record.OrbitKV:
 		connector["kv_connector"] = "OrbitKVConnector"
 		connector["kv_connector_module_path"] = "orbitkv.vllm"
 		connector["kv_load_failure_policy"] = "recompute"
-	case LMCache:
+	case record.LMCache:
 		connector["kv_connector"] = "LMCacheMPConnector"
 		connector["kv_connector_module_path"] = "lmcache.integration.vllm.lmcache_mp_connector"
 		connector["kv_connector_extra_config"] = map[string]any{"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": at.service}
-	case FlexKV:
+	case record.FlexKV:
 		connector["kv_connector"] = "FlexKVConnectorV1"
 	}
 	text, err := json.Marshal(connector)
@@ -158,15 +160,15 @@ func sglangCommand(s *Spec, at layout) []string {
 // sglangBackend is what SGLang is told of the backend; what must lie in a file is put into files, by its path.
 func sglangBackend(s *Spec, at layout, files map[string]string) []string {
 	switch s.Backend {
-	case CPU:
+	case record.CPU:
 		return []string{"--enable-hierarchical-cache", "--hicache-size", wholeGiB(s), "--hicache-write-policy", "write_through"}
-	case OrbitKV:
+	case record.OrbitKV:
 		return []string{"--radix-cache-backend", "orbitkv", "--enable-unified-cache-external-linker"}
-	case LMCache:
+	case record.LMCache:
 		path := filepath.Join(at.folder, "lmcache.yaml")
 		files[path] = fmt.Sprintf("chunk_size: %d\nmp_host: 127.0.0.1\nmp_port: %d\n", s.Options.PageSize, at.service)
 		return []string{"--enable-lmcache", "--lmcache-config-file", path}
-	case FlexKV:
+	case record.FlexKV:
 		return []string{"--enable-flexkv"}
 	}
 	return nil
@@ -176,7 +178,7 @@ func sglangBackend(s *Spec, at layout, files map[string]string) []string {
 func addBackendEnvironment(to map[string]string, s *Spec, at layout) {
 	o := &s.Options
 	switch s.Backend {
-	case OrbitKV:
+	case record.OrbitKV:
 		to["ORBITKV_SOCKET"] = at.socket()
 		if o.Device == OnCPU {
 			to["ORBITKV_QUERY_WAIT_US"] = BusyQueryWaitUS
@@ -187,7 +189,7 @@ func addBackendEnvironment(to map[string]string, s *Spec, at layout) {
 		if o.TraceTransfers {
 			to["ORBITKV_TRACE_TRANSFERS"] = "1"
 		}
-	case FlexKV:
+	case record.FlexKV:
 		to["FLEXKV_CPU_CACHE_GB"] = wholeGiB(s)
 		to["FLEXKV_SERVER_RECV_PORT"] = "ipc://" + filepath.Join(at.folder, "flexkv")
 		for _, off := range []string{"FLEXKV_SSD_CACHE_GB", "FLEXKV_ENABLE_GDS", "FLEXKV_ENABLE_MPS", "FLEXKV_ENABLE_METRICS"} {
@@ -204,7 +206,7 @@ func managerProcess(s *Spec, at layout) process {
 	if s.Options.QueryBudgetGiB > 0 {
 		line = append(line, "--query-budget", strconv.FormatInt(int64(s.Options.QueryBudgetGiB*gib), 10))
 	}
-	return process{part: PartManager, command: line, environment: map[string]string{}, port: at.service, health: "/readyz"}
+	return process{part: record.PartManager, command: line, environment: map[string]string{}, port: at.service, health: "/readyz"}
 }
 
 // lmcacheProcess is LMCache's daemon. Its counters are served by its HTTP port; its own port for them stays closed beside that one.
@@ -216,7 +218,7 @@ func lmcacheProcess(s *Spec, at layout) process {
 		// All of its memory before the first request, so that no measured one pays for its growth.
 		"--l1-size-gb", size, "--l1-init-size-gb", strconv.Itoa(int(math.Ceil(s.Options.HostGiB))), "--eviction-policy", "LRU",
 	}
-	return process{part: PartLMCache, command: line, environment: commonEnvironment(), port: at.metric, health: "/healthcheck"}
+	return process{part: record.PartLMCache, command: line, environment: commonEnvironment(), port: at.metric, health: "/healthcheck"}
 }
 
 // commonEnvironment is what every Python process of a measurement runs with: equal hashes in all of them, output at once, and no look at a
@@ -273,7 +275,7 @@ func hostBytes(s *Spec) int64 { return int64(s.Options.HostGiB * gib) }
 
 // TakesWholeGiB says whether a backend of an engine can be given whole GiB of host memory alone.
 func TakesWholeGiB(engine, backend string) bool {
-	return backend == FlexKV || engine == SGLang && backend == CPU
+	return backend == record.FlexKV || engine == record.SGLang && backend == record.CPU
 }
 
 // WholeGiB is the host memory of such a backend, GiB: never more than was asked for, but at least one.

@@ -15,7 +15,7 @@ import (
 // goldenSpec has a value of its own for every option that reaches a command line.
 func goldenSpec(engine, backend, device string) Spec {
 	seqs := 8
-	if engine == VLLM && device == OnCUDA {
+	if engine == record.VLLM && device == OnCUDA {
 		seqs = 256 // as the measurement asks for
 	}
 	return Spec{
@@ -55,17 +55,17 @@ func describe(t *testing.T, s Spec) string {
 func TestGoldenCommandLines(t *testing.T) {
 	var out strings.Builder
 	add := func(title string, s Spec) { fmt.Fprintf(&out, "# %s\n%s\n", title, describe(t, s)) }
-	for _, engine := range []string{VLLM, SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		for _, device := range []string{OnCUDA, OnCPU} {
-			for _, backend := range []string{Native, CPU, OrbitKV, LMCache, FlexKV} {
+			for _, backend := range []string{record.Native, record.CPU, record.OrbitKV, record.LMCache, record.FlexKV} {
 				add(engine+", "+backend+", "+device, goldenSpec(engine, backend, device))
 			}
 		}
 	}
-	simple := goldenSpec(VLLM, CPU, OnCUDA)
+	simple := goldenSpec(record.VLLM, record.CPU, OnCUDA)
 	simple.Options.CPUConnector = SimpleConnector
 	add("vllm, cpu with the simple connector, cuda", simple)
-	tuned := goldenSpec(VLLM, OrbitKV, OnCUDA)
+	tuned := goldenSpec(record.VLLM, record.OrbitKV, OnCUDA)
 	tuned.Options.QueryBudgetGiB, tuned.Options.TransferBackend, tuned.Options.TraceTransfers = 4.5, "kernel", true
 	tuned.Options.EngineArguments = []string{"--gpu-memory-utilization", "0.5"}
 	add("vllm, orbitkv with every option, cuda", tuned)
@@ -95,8 +95,8 @@ func TestEveryBackendComputesOnTheSameCores(t *testing.T) {
 			t.Errorf("of %v vLLM is given %q; want %q", cpus, got, want)
 		}
 	}
-	for _, backend := range []string{Native, CPU, OrbitKV, LMCache, FlexKV} {
-		s := goldenSpec(VLLM, backend, OnCPU)
+	for _, backend := range []string{record.Native, record.CPU, record.OrbitKV, record.LMCache, record.FlexKV} {
+		s := goldenSpec(record.VLLM, backend, OnCPU)
 		processes, err := plan(&s, layout{folder: "/private", cores: "0,1"})
 		if err != nil {
 			t.Fatal(err)
@@ -126,7 +126,7 @@ func TestSpecsThatCannotBeStarted(t *testing.T) {
 		{"no engine \"trt\"", func(s *Spec) { s.Options.Engine = "trt" }},
 		{"no backend \"redis\"", func(s *Spec) { s.Backend = "redis" }},
 		{"no device \"tpu\"", func(s *Spec) { s.Options.Device = "tpu" }},
-		{"no CPU connector \"fast\"", func(s *Spec) { s.Backend, s.Options.CPUConnector = CPU, "fast" }},
+		{"no CPU connector \"fast\"", func(s *Spec) { s.Backend, s.Options.CPUConnector = record.CPU, "fast" }},
 		{"not whole pages of 64", func(s *Spec) { s.Options.GPUTokens = 16400 }},
 		{"do not fit into device memory for 16384", func(s *Spec) { s.MaxModelLen = 20000 }},
 		{"must be above 0", func(s *Spec) { s.MaxSeqs = 0 }},
@@ -134,7 +134,7 @@ func TestSpecsThatCannotBeStarted(t *testing.T) {
 		{"not within the 16 GiB", func(s *Spec) { s.Options.QueryBudgetGiB = 17 }},
 		{"must all be named", func(s *Spec) { s.Manager = "" }},
 	} {
-		s := goldenSpec(VLLM, OrbitKV, OnCUDA)
+		s := goldenSpec(record.VLLM, record.OrbitKV, OnCUDA)
 		c.change(&s)
 		if _, err := Start(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("the error is %v; want it to say %q", err, c.want)

@@ -178,7 +178,7 @@ func notePID() error {
 
 // fakeMeasurement starts a stack, says where its private folder is, and waits to be killed.
 func fakeMeasurement(folder string) error {
-	stack, err := Start(context.Background(), testSpec(folder, OrbitKV), nil)
+	stack, err := Start(context.Background(), testSpec(folder, record.OrbitKV), nil)
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func fakeMeasurement(folder string) error {
 // testSpec is a stack whose every program is this test's own.
 func testSpec(folder, backend string) Spec {
 	o := record.Options{
-		Engine: VLLM, Device: OnCPU, Model: "/models/tiny", PageSize: 64, GPUTokens: 1024, PrefillTokens: 512, HostGiB: 1,
+		Engine: record.VLLM, Device: OnCPU, Model: "/models/tiny", PageSize: 64, GPUTokens: 1024, PrefillTokens: 512, HostGiB: 1,
 		CPUConnector: OffloadingConnector, EnginePython: os.Args[0],
 	}
 	return Spec{

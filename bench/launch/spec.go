@@ -8,21 +8,6 @@ import (
 	"orbitkv/bench/record"
 )
 
-// The engines that can be started.
-const (
-	VLLM   = record.VLLM
-	SGLang = record.SGLang
-)
-
-// The backends that can be started beside or inside an engine.
-const (
-	Native  = record.Native
-	CPU     = record.CPU
-	OrbitKV = record.OrbitKV
-	LMCache = record.LMCache
-	FlexKV  = record.FlexKV
-)
-
 // The devices.
 const (
 	OnCPU  = "cpu"
@@ -33,13 +18,6 @@ const (
 const (
 	OffloadingConnector = "offloading"
 	SimpleConnector     = "simple"
-)
-
-// The parts: what a process of a stack is.
-const (
-	PartEngine  = record.PartEngine
-	PartManager = record.PartManager
-	PartLMCache = record.PartLMCache
 )
 
 // Spec is one engine with one backend, as it is to be started.
@@ -60,13 +38,13 @@ type Spec struct {
 func (s *Spec) check() error {
 	o := &s.Options
 	switch {
-	case o.Engine != VLLM && o.Engine != SGLang:
-		return fmt.Errorf("launch: there is no engine %q: name %s or %s", o.Engine, VLLM, SGLang)
-	case !slices.Contains([]string{Native, CPU, OrbitKV, LMCache, FlexKV}, s.Backend):
-		return fmt.Errorf("launch: there is no backend %q: name %s, %s, %s, %s or %s", s.Backend, Native, CPU, OrbitKV, LMCache, FlexKV)
+	case o.Engine != record.VLLM && o.Engine != record.SGLang:
+		return fmt.Errorf("launch: there is no engine %q: name %s or %s", o.Engine, record.VLLM, record.SGLang)
+	case !slices.Contains([]string{record.Native, record.CPU, record.OrbitKV, record.LMCache, record.FlexKV}, s.Backend):
+		return fmt.Errorf("launch: there is no backend %q: name %s, %s, %s, %s or %s", s.Backend, record.Native, record.CPU, record.OrbitKV, record.LMCache, record.FlexKV)
 	case o.Device != OnCPU && o.Device != OnCUDA:
 		return fmt.Errorf("launch: there is no device %q: name %s or %s", o.Device, OnCPU, OnCUDA)
-	case o.Engine == VLLM && s.Backend == CPU && o.CPUConnector != OffloadingConnector && o.CPUConnector != SimpleConnector:
+	case o.Engine == record.VLLM && s.Backend == record.CPU && o.CPUConnector != OffloadingConnector && o.CPUConnector != SimpleConnector:
 		return fmt.Errorf("launch: vLLM has no CPU connector %q: name %s or %s", o.CPUConnector, OffloadingConnector, SimpleConnector)
 	case o.PageSize <= 0 || o.GPUTokens < o.PageSize || o.GPUTokens%o.PageSize != 0:
 		return fmt.Errorf("launch: %d tokens of device memory are not whole pages of %d: take a multiple of the page size", o.GPUTokens, o.PageSize)
@@ -74,7 +52,7 @@ func (s *Spec) check() error {
 		return fmt.Errorf("launch: requests of up to %d tokens do not fit into device memory for %d: give more device tokens or shorter prompts", s.MaxModelLen, o.GPUTokens)
 	case s.MaxSeqs <= 0 || o.PrefillTokens <= 0:
 		return errors.New("launch: the requests at a time and the prefill tokens must be above 0")
-	case s.Backend != Native && o.HostGiB <= 0:
+	case s.Backend != record.Native && o.HostGiB <= 0:
 		return fmt.Errorf("launch: the backend %s needs host memory: give it more than 0 GiB", s.Backend)
 	case o.QueryBudgetGiB < 0 || o.QueryBudgetGiB > o.HostGiB:
 		return fmt.Errorf("launch: a query budget of %g GiB is not within the %g GiB of host memory", o.QueryBudgetGiB, o.HostGiB)

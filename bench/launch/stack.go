@@ -186,13 +186,13 @@ func ready(ctx context.Context, client *http.Client, url string) bool {
 }
 
 // Engine returns the base address of the engine.
-func (k *Stack) Engine() string { return k.url(PartEngine) }
+func (k *Stack) Engine() string { return k.url(record.PartEngine) }
 
 // Manager returns the base address of the Cache Manager's health, metrics and status; empty without one.
-func (k *Stack) Manager() string { return k.url(PartManager) }
+func (k *Stack) Manager() string { return k.url(record.PartManager) }
 
 // Service returns the base address of another cache service, which serves /metrics; empty without one.
-func (k *Stack) Service() string { return k.url(PartLMCache) }
+func (k *Stack) Service() string { return k.url(record.PartLMCache) }
 
 func (k *Stack) url(part string) string {
 	for _, c := range k.children {

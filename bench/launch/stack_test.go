@@ -36,7 +36,7 @@ func setMode(t *testing.T, mode string) (folder, pids string) {
 func TestStackStartsAndLeavesNothing(t *testing.T) {
 	folder, pids := setMode(t, modeServe)
 	notes := map[string][]record.Launch{}
-	stack, err := Start(t.Context(), testSpec(folder, OrbitKV), func(l record.Launch) { notes[l.Part] = append(notes[l.Part], l) })
+	stack, err := Start(t.Context(), testSpec(folder, record.OrbitKV), func(l record.Launch) { notes[l.Part] = append(notes[l.Part], l) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,12 +63,12 @@ func TestStackStartsAndLeavesNothing(t *testing.T) {
 	if _, err := os.Stat(private); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the private folder is left: %v", err)
 	}
-	for _, part := range []string{PartManager, PartEngine} {
+	for _, part := range []string{record.PartManager, record.PartEngine} {
 		n := notes[part]
 		if len(n) != 3 || n[0].ReadySeconds != 0 || n[1].ReadySeconds == 0 || n[2].Exit != "signal 15 (terminated)" {
 			t.Errorf("the %s was told of as %+v; want a start, a readiness and an end by SIGTERM", part, n)
 		}
-		if n[0].Log != "logs/"+part+".log" || n[0].Backend != OrbitKV || n[0].Pass != 1 || n[0].Attempt != 2 || !n[2].Started.Equal(n[0].Started) {
+		if n[0].Log != "logs/"+part+".log" || n[0].Backend != record.OrbitKV || n[0].Pass != 1 || n[0].Attempt != 2 || !n[2].Started.Equal(n[0].Started) {
 			t.Errorf("the %s has the launch %+v", part, n[0])
 		}
 		// A load average of 0.1 takes minutes to fall to 0.
@@ -86,7 +86,7 @@ func TestStackStartsAndLeavesNothing(t *testing.T) {
 func TestStubbornEngineIsKilled(t *testing.T) {
 	folder, pids := setMode(t, modeStubborn)
 	var last record.Launch
-	stack, err := Start(t.Context(), testSpec(folder, Native), func(l record.Launch) { last = l })
+	stack, err := Start(t.Context(), testSpec(folder, record.Native), func(l record.Launch) { last = l })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestChargesDieWithTheirGuards(t *testing.T) {
 
 func TestKilledGuardLeavesNothing(t *testing.T) {
 	folder, pids := setMode(t, modeServe)
-	stack, err := Start(t.Context(), testSpec(folder, Native), nil)
+	stack, err := Start(t.Context(), testSpec(folder, record.Native), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +215,7 @@ func TestKilledGuardLeavesNothing(t *testing.T) {
 
 func TestAStubbornEngineIsKilledWithinABoundedStop(t *testing.T) {
 	folder, pids := setMode(t, modeStubborn)
-	stack, err := Start(t.Context(), testSpec(folder, Native), nil)
+	stack, err := Start(t.Context(), testSpec(folder, record.Native), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +235,7 @@ func TestAStubbornEngineIsKilledWithinABoundedStop(t *testing.T) {
 
 func TestDeathIsTold(t *testing.T) {
 	folder, pids := setMode(t, modeLate)
-	stack, err := Start(t.Context(), testSpec(folder, Native), nil)
+	stack, err := Start(t.Context(), testSpec(folder, record.Native), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,13 +255,13 @@ func TestDeathIsTold(t *testing.T) {
 
 func TestEngineThatDiesAtItsStart(t *testing.T) {
 	folder, pids := setMode(t, modeDie)
-	_, err := Start(t.Context(), testSpec(folder, OrbitKV), nil)
+	_, err := Start(t.Context(), testSpec(folder, record.OrbitKV), nil)
 	var failure *StartError
 	if !errors.As(err, &failure) {
 		t.Fatalf("the start ended with %v", err)
 	}
 	want := "it ended with exit status 3 while starting: ModuleNotFoundError: No module named 'flexkv'"
-	if failure.Part != PartEngine || failure.Reason != want || failure.Log != filepath.Join(folder, "engine.log") {
+	if failure.Part != record.PartEngine || failure.Reason != want || failure.Log != filepath.Join(folder, "engine.log") {
 		t.Errorf("the start failed with %+v; want the reason %q", failure, want)
 	}
 	for _, p := range tree(t, pids, 4) { // the Manager's three and the engine
@@ -281,7 +281,7 @@ func TestEngineThatNeverGetsReady(t *testing.T) {
 			tree(t, pids, 1) // the limit begins after this, so that no machine is too slow for it
 		}
 	}
-	_, err := start(t.Context(), testSpec(folder, Native), running, 50*time.Millisecond, ordinaryLog)
+	_, err := start(t.Context(), testSpec(folder, record.Native), running, 50*time.Millisecond, ordinaryLog)
 	var failure *StartError
 	if !errors.As(err, &failure) || !strings.Contains(failure.Reason, "/health with 200 within 50ms") || !strings.Contains(failure.Reason, "INFO loading weights") {
 		t.Fatalf("the start ended with %v", err)
@@ -293,7 +293,7 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	folder, pids := setMode(t, modeSilent)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	interrupted := errors.New("an interrupt")
-	_, err := Start(ctx, testSpec(folder, Native), func(l record.Launch) {
+	_, err := Start(ctx, testSpec(folder, record.Native), func(l record.Launch) {
 		if l.Exit == "" {
 			cancel(interrupted)
 		}
@@ -309,13 +309,13 @@ func TestStartEndsWithItsContext(t *testing.T) {
 
 func TestProgramThatIsNotThere(t *testing.T) {
 	folder, _ := setMode(t, modeServe)
-	s := testSpec(folder, Native)
+	s := testSpec(folder, record.Native)
 	s.Options.EnginePython = "/nonexistent/python"
 	var failure *StartError
 	if _, err := Start(t.Context(), s, nil); !errors.As(err, &failure) || !strings.Contains(failure.Reason, "/nonexistent/python cannot be started") {
 		t.Errorf("the start ended with %v", err)
 	}
-	s = testSpec(folder, Native)
+	s = testSpec(folder, record.Native)
 	s.Manager = "/bin/true"
 	if _, err := Start(t.Context(), s, nil); !errors.As(err, &failure) || !strings.Contains(failure.Reason, "is this the orbitkv program?") {
 		t.Errorf("with another program as the guard the start ended with %v", err)
@@ -328,7 +328,7 @@ func TestATemporaryFolderWhosePathIsTooLongForSocketsIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("TMPDIR", folder)
-	if _, err := Start(t.Context(), testSpec(t.TempDir(), OrbitKV), nil); err == nil || !strings.Contains(err.Error(), "name a shorter folder by TMPDIR") {
+	if _, err := Start(t.Context(), testSpec(t.TempDir(), record.OrbitKV), nil); err == nil || !strings.Contains(err.Error(), "name a shorter folder by TMPDIR") {
 		t.Errorf("%v", err)
 	}
 	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {

@@ -15,12 +15,6 @@ import (
 	"time"
 )
 
-// The engines that a Client speaks to.
-const (
-	VLLM   = "vllm"
-	SGLang = "sglang"
-)
-
 // Bounds of one request and of the connections of a Client.
 const (
 	answerLimit  = 10 * time.Minute // of one request, where its context has no earlier deadline
@@ -67,7 +61,7 @@ type Client struct {
 	now    func() time.Time
 }
 
-// New returns a client of the engine (VLLM or SGLang) at a base URL; model is the name that vLLM serves it by. An engine that is neither is
+// New returns a client of the engine (record.VLLM or record.SGLang) at a base URL; model is the name that vLLM serves it by. An engine that is neither is
 // answered by an error from each call.
 func New(engine, url, model string) *Client {
 	dialer := &net.Dialer{Timeout: dialLimit} // Go sets TCP_NODELAY on every connection.

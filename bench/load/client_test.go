@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"orbitkv/bench/record"
 )
 
 func wholeVLLM() script {
@@ -40,8 +42,8 @@ func TestWholeAnswers(t *testing.T) {
 		outer  int
 		cached int
 	}{
-		{VLLM, wholeVLLM(), "/v1/completions", []time.Duration{1 * time.Second, 2 * time.Second, 3 * time.Second}, -1, -1, 2},
-		{SGLang, wholeSGLang(), "/generate", []time.Duration{1 * time.Second, 2 * time.Second, 4 * time.Second}, 1, 2, 3},
+		{record.VLLM, wholeVLLM(), "/v1/completions", []time.Duration{1 * time.Second, 2 * time.Second, 3 * time.Second}, -1, -1, 2},
+		{record.SGLang, wholeSGLang(), "/generate", []time.Duration{1 * time.Second, 2 * time.Second, 4 * time.Second}, 1, 2, 3},
 	}
 	for _, c := range cases {
 		t.Run(c.engine, func(t *testing.T) {
@@ -85,7 +87,7 @@ func TestWholeAnswers(t *testing.T) {
 func TestWhatIsAsked(t *testing.T) {
 	t.Parallel()
 	f := serve(t, wholeVLLM(), wholeSGLang())
-	for _, engine := range []string{VLLM, SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		if _, err := New(engine, f.URL, "tiny").Complete(t.Context(), fourTokens()); err != nil {
 			t.Fatal(err)
 		}
@@ -112,54 +114,54 @@ func TestLies(t *testing.T) {
 		chunks int
 		says   []string
 	}{
-		{"refused", VLLM, script{status: 400, pieces: []string{"too long\n"}}, 0, []string{"status 400", "too long"}},
-		{"redirected", VLLM, script{status: 307, headers: map[string]string{"Location": "/elsewhere"}}, 0, []string{"status 307"}},
-		{"text without end", VLLM, script{pieces: []string{vllmText(strings.Repeat("a", textMax), 1, ""), vllmText("b", 2, ""), done}}, 1, []string{"text of the answer is longer"}},
-		{"text before tokens", VLLM, script{pieces: []string{vllmText("a", 0, ""), done}}, 0, []string{"text came before any token"}},
-		{"text before tokens", SGLang, script{pieces: []string{sglangText("a", 0, "", ""), done}}, 0, []string{"text came before any token"}},
-		{"never any text", VLLM, script{pieces: []string{vllmText("", 3, "length"), vllmUsage(4, 3, 0), done}}, 0, []string{"no event had any text"}},
-		{"other prompt", VLLM, script{pieces: []string{vllmText("a", 3, "length"), vllmUsage(5, 3, 0), done}}, 1, []string{"4 prompt tokens and then 5"}},
-		{"fewer tokens", VLLM, script{pieces: []string{vllmText("a", 2, "length"), vllmUsage(4, 2, 0), done}}, 1, []string{"2 output tokens, 3 were asked"}},
-		{"tokens fall", VLLM, script{pieces: []string{vllmText("a", 3, "length"), vllmUsage(4, 2, 0), done}}, 1, []string{"3 output tokens and then 2"}},
-		{"stopped early", VLLM, script{pieces: []string{vllmText("a", 3, "stop"), vllmUsage(4, 3, 0), done}}, 1, []string{`because of "stop"`}},
-		{"more cached than sent", VLLM, script{pieces: []string{vllmText("a", 3, "length"), vllmUsage(4, 3, 9), done}}, 1, []string{"9 cached tokens of a prompt of 4"}},
+		{"refused", record.VLLM, script{status: 400, pieces: []string{"too long\n"}}, 0, []string{"status 400", "too long"}},
+		{"redirected", record.VLLM, script{status: 307, headers: map[string]string{"Location": "/elsewhere"}}, 0, []string{"status 307"}},
+		{"text without end", record.VLLM, script{pieces: []string{vllmText(strings.Repeat("a", textMax), 1, ""), vllmText("b", 2, ""), done}}, 1, []string{"text of the answer is longer"}},
+		{"text before tokens", record.VLLM, script{pieces: []string{vllmText("a", 0, ""), done}}, 0, []string{"text came before any token"}},
+		{"text before tokens", record.SGLang, script{pieces: []string{sglangText("a", 0, "", ""), done}}, 0, []string{"text came before any token"}},
+		{"never any text", record.VLLM, script{pieces: []string{vllmText("", 3, "length"), vllmUsage(4, 3, 0), done}}, 0, []string{"no event had any text"}},
+		{"other prompt", record.VLLM, script{pieces: []string{vllmText("a", 3, "length"), vllmUsage(5, 3, 0), done}}, 1, []string{"4 prompt tokens and then 5"}},
+		{"fewer tokens", record.VLLM, script{pieces: []string{vllmText("a", 2, "length"), vllmUsage(4, 2, 0), done}}, 1, []string{"2 output tokens, 3 were asked"}},
+		{"tokens fall", record.VLLM, script{pieces: []string{vllmText("a", 3, "length"), vllmUsage(4, 2, 0), done}}, 1, []string{"3 output tokens and then 2"}},
+		{"stopped early", record.VLLM, script{pieces: []string{vllmText("a", 3, "stop"), vllmUsage(4, 3, 0), done}}, 1, []string{`because of "stop"`}},
+		{"more cached than sent", record.VLLM, script{pieces: []string{vllmText("a", 3, "length"), vllmUsage(4, 3, 9), done}}, 1, []string{"9 cached tokens of a prompt of 4"}},
 		{
-			"more pieces than tokens", SGLang,
+			"more pieces than tokens", record.SGLang,
 			script{pieces: []string{sglangText("a", 3, "", ""), sglangText("ab", 3, "", ""), sglangText("abc", 3, "", ""), sglangText("abcd", 3, "length", ""), done}},
 			4,
 			[]string{"text came in 4 pieces", "3 output tokens"},
 		},
 		{
-			"no usage", VLLM,
+			"no usage", record.VLLM,
 			script{pieces: []string{`data: {"id":"cmpl-r1","choices":[{"text":"","finish_reason":"length"}]}` + "\n\n", done}},
 			0,
 			[]string{"0 prompt tokens, 4 were sent"},
 		},
 		{
-			"text whose tokens are counted later", VLLM,
+			"text whose tokens are counted later", record.VLLM,
 			script{pieces: []string{`data: {"id":"cmpl-r1","choices":[{"text":"a","finish_reason":"length"}]}` + "\n\n", vllmUsage(4, 3, 0), done}},
 			0,
 			[]string{"text came before any token"},
 		},
-		{"text shrinks", SGLang, script{pieces: []string{sglangText("ab", 1, "", ""), sglangText("a", 2, "", ""), done}}, 1, []string{"is not the start"}},
-		{"text changes", SGLang, script{pieces: []string{sglangText("ab", 1, "", ""), sglangText("acd", 2, "", ""), done}}, 1, []string{"is not the start"}},
-		{"other request", SGLang, script{pieces: []string{strings.Replace(sglangText("a", 1, "", ""), "r1", "r2", 1), done}}, 0, []string{`to "r2"`, `not to "r1"`}},
-		{"other request", VLLM, script{pieces: []string{strings.Replace(vllmText("a", 1, ""), "cmpl-r1", "cmpl-r2", 1), done}}, 0, []string{`to "cmpl-r2"`}},
-		{"broke off", VLLM, script{pieces: []string{vllmText("a", 1, ""), vllmText("b", 2, "")}, cut: true}, 2, []string{"broke off after 2 pieces"}},
-		{"broke off", SGLang, script{pieces: []string{sglangText("a", 1, "", ""), `data: {"te`}, cut: true}, 1, []string{"broke off after 1 pieces"}},
-		{"ended without done", VLLM, script{pieces: wholeVLLM().pieces[:5]}, 3, []string{"broke off after 3 pieces", "without [DONE]"}},
-		{"error event", VLLM, script{pieces: []string{vllmText("a", 1, ""), `data: {"error":{"message":"out of memory"}}` + "\n\n", done}}, 1, []string{"reports an error", "out of memory"}},
-		{"error event", SGLang, script{pieces: []string{`data: {"error":{"message":"too long"}}` + "\n\n", done}}, 0, []string{"event 1", "too long"}},
+		{"text shrinks", record.SGLang, script{pieces: []string{sglangText("ab", 1, "", ""), sglangText("a", 2, "", ""), done}}, 1, []string{"is not the start"}},
+		{"text changes", record.SGLang, script{pieces: []string{sglangText("ab", 1, "", ""), sglangText("acd", 2, "", ""), done}}, 1, []string{"is not the start"}},
+		{"other request", record.SGLang, script{pieces: []string{strings.Replace(sglangText("a", 1, "", ""), "r1", "r2", 1), done}}, 0, []string{`to "r2"`, `not to "r1"`}},
+		{"other request", record.VLLM, script{pieces: []string{strings.Replace(vllmText("a", 1, ""), "cmpl-r1", "cmpl-r2", 1), done}}, 0, []string{`to "cmpl-r2"`}},
+		{"broke off", record.VLLM, script{pieces: []string{vllmText("a", 1, ""), vllmText("b", 2, "")}, cut: true}, 2, []string{"broke off after 2 pieces"}},
+		{"broke off", record.SGLang, script{pieces: []string{sglangText("a", 1, "", ""), `data: {"te`}, cut: true}, 1, []string{"broke off after 1 pieces"}},
+		{"ended without done", record.VLLM, script{pieces: wholeVLLM().pieces[:5]}, 3, []string{"broke off after 3 pieces", "without [DONE]"}},
+		{"error event", record.VLLM, script{pieces: []string{vllmText("a", 1, ""), `data: {"error":{"message":"out of memory"}}` + "\n\n", done}}, 1, []string{"reports an error", "out of memory"}},
+		{"error event", record.SGLang, script{pieces: []string{`data: {"error":{"message":"too long"}}` + "\n\n", done}}, 0, []string{"event 1", "too long"}},
 		{
-			"aborted", SGLang,
+			"aborted", record.SGLang,
 			script{pieces: []string{strings.Replace(sglangText("a", 1, "abort", ""), `"length":3`, `"message":"shed"`, 1), done}},
 			0,
 			[]string{"aborted", "shed"},
 		},
-		{"not JSON", VLLM, script{pieces: []string{"data: hello\n\n", done}}, 0, []string{"not what vLLM answers"}},
-		{"other engine", SGLang, script{pieces: []string{vllmText("a", 1, ""), done}}, 0, []string{"no meta_info"}},
-		{"two choices", VLLM, script{pieces: []string{`data: {"id":"cmpl-r1","choices":[{"text":"a"},{"text":"b"}]}` + "\n\n", done}}, 0, []string{"2 choices"}},
-		{"huge line", VLLM, script{pieces: []string{vllmText("a", 1, ""), long, done}}, 1, []string{"broke off after 1", "longer than 1048576"}},
+		{"not JSON", record.VLLM, script{pieces: []string{"data: hello\n\n", done}}, 0, []string{"not what vLLM answers"}},
+		{"other engine", record.SGLang, script{pieces: []string{vllmText("a", 1, ""), done}}, 0, []string{"no meta_info"}},
+		{"two choices", record.VLLM, script{pieces: []string{`data: {"id":"cmpl-r1","choices":[{"text":"a"},{"text":"b"}]}` + "\n\n", done}}, 0, []string{"2 choices"}},
+		{"huge line", record.VLLM, script{pieces: []string{vllmText("a", 1, ""), long, done}}, 1, []string{"broke off after 1", "longer than 1048576"}},
 	}
 	for _, c := range cases {
 		t.Run(c.engine+" "+c.name, func(t *testing.T) {
@@ -185,12 +187,12 @@ func TestTokensOfTheFirstText(t *testing.T) {
 		pieces []string
 		want   int
 	}{
-		{"first token", VLLM, wholeVLLM().pieces, 1},
-		{"first token", SGLang, wholeSGLang().pieces, 1},
-		{"second token", VLLM, []string{vllmText("", 1, ""), vllmText("a", 2, ""), vllmText("b", 3, "length"), vllmUsage(4, 3, 2), done}, 2},
-		{"second token", SGLang, []string{sglangText("", 1, "", hostHit), sglangText("a", 2, "", hostHit), sglangText("ab", 3, "length", hostHit), done}, 2},
-		{"tokens at once", VLLM, []string{vllmText("a b", 3, "length"), vllmUsage(4, 3, 2), done}, 3},
-		{"not counted", VLLM, []string{vllmText("", 1, ""), silent, vllmText("b", 3, "length"), vllmUsage(4, 3, 2), done}, 0},
+		{"first token", record.VLLM, wholeVLLM().pieces, 1},
+		{"first token", record.SGLang, wholeSGLang().pieces, 1},
+		{"second token", record.VLLM, []string{vllmText("", 1, ""), vllmText("a", 2, ""), vllmText("b", 3, "length"), vllmUsage(4, 3, 2), done}, 2},
+		{"second token", record.SGLang, []string{sglangText("", 1, "", hostHit), sglangText("a", 2, "", hostHit), sglangText("ab", 3, "length", hostHit), done}, 2},
+		{"tokens at once", record.VLLM, []string{vllmText("a b", 3, "length"), vllmUsage(4, 3, 2), done}, 3},
+		{"not counted", record.VLLM, []string{vllmText("", 1, ""), silent, vllmText("b", 3, "length"), vllmUsage(4, 3, 2), done}, 0},
 	} {
 		if answer, err := told(c.engine, c.pieces...); err != nil || answer.FirstTextTokens != c.want {
 			t.Errorf("%s, %s: %v, %d tokens with the first text, want %d", c.engine, c.name, err, answer.FirstTextTokens, c.want)
@@ -213,9 +215,9 @@ func told(engine string, reads ...string) (Answer, error) {
 // TestTokensThatCameInOneReadWithTheFirstText lets a client be so late that it reads several events at once.
 func TestTokensThatCameInOneReadWithTheFirstText(t *testing.T) {
 	t.Parallel()
-	for _, engine := range []string{VLLM, SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		pieces := wholeVLLM().pieces
-		if engine == SGLang {
+		if engine == record.SGLang {
 			pieces = wholeSGLang().pieces
 		}
 		for first, want := range map[int]int{1: 1, 2: 1, 3: 2, len(pieces): 3} {
@@ -243,7 +245,7 @@ func TestTrickledBytes(t *testing.T) {
 		clock.add(time.Second)
 	}
 	f := serve(t, s)
-	client := New(VLLM, f.URL, "tiny")
+	client := New(record.VLLM, f.URL, "tiny")
 	client.now = clock.now
 	client.http.Transport = &announcing{client.http.Transport, read}
 	answer, err := client.Complete(t.Context(), fourTokens())
@@ -264,7 +266,7 @@ func TestContextEnds(t *testing.T) {
 	s := script{pieces: []string{vllmText("a", 1, ""), vllmText("b", 2, "")}, gates: map[int]<-chan struct{}{1: gate}}
 	read := make(chan struct{}, 64)
 	f := serve(t, s)
-	client := New(VLLM, f.URL, "tiny")
+	client := New(record.VLLM, f.URL, "tiny")
 	client.http.Transport = &announcing{client.http.Transport, read}
 	go func() {
 		<-read
@@ -279,7 +281,7 @@ func TestContextEnds(t *testing.T) {
 
 func TestNotARequest(t *testing.T) {
 	t.Parallel()
-	client := New(VLLM, "http://127.0.0.1:1", "tiny")
+	client := New(record.VLLM, "http://127.0.0.1:1", "tiny")
 	for _, r := range []Request{{}, {ID: "r1", Tokens: []int{1}}, {Tokens: []int{1}, OutputTokens: 1}, {ID: "r1", OutputTokens: 1}} {
 		_, err := client.Complete(t.Context(), r)
 		holds(t, err, "needs an id, a prompt and at least one output token")
@@ -302,7 +304,7 @@ func TestHealthy(t *testing.T) {
 		w.WriteHeader(int(status.Load()))
 	}))
 	defer server.Close()
-	client := New(SGLang, server.URL+"/", "")
+	client := New(record.SGLang, server.URL+"/", "")
 	holds(t, client.Healthy(t.Context()), "not healthy", "503")
 	status.Store(http.StatusOK)
 	if err := client.Healthy(t.Context()); err != nil {
@@ -314,7 +316,7 @@ func TestHealthy(t *testing.T) {
 func TestWarm(t *testing.T) {
 	t.Parallel()
 	f := serve(t, wholeVLLM(), wholeVLLM())
-	client := New(VLLM, f.URL, "tiny")
+	client := New(record.VLLM, f.URL, "tiny")
 	defer client.Close()
 	if err := client.Warm(t.Context(), 8); err != nil {
 		t.Fatal(err)

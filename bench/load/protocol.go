@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"orbitkv/bench/record"
 )
 
 // samplingSeed is the sampling seed of every request. Sampling is greedy; the seed keeps an engine that looks at it from drawing one.
@@ -34,9 +36,9 @@ type protocol interface {
 
 func protocolOf(engine, model string) protocol {
 	switch engine {
-	case VLLM:
+	case record.VLLM:
 		return vllm{model}
-	case SGLang:
+	case record.SGLang:
 		return sglang{}
 	default:
 		return unknown{engine}
@@ -176,7 +178,7 @@ func or(field *int) int {
 type unknown struct{ name string }
 
 func (u unknown) err() error {
-	return fmt.Errorf("load: there is no protocol for the engine %q: use %s or %s", u.name, VLLM, SGLang)
+	return fmt.Errorf("load: there is no protocol for the engine %q: use %s or %s", u.name, record.VLLM, record.SGLang)
 }
 func (u unknown) path() string                 { return "" }
 func (u unknown) body(Request) ([]byte, error) { return nil, u.err() }

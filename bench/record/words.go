@@ -52,5 +52,8 @@ const (
 	PartClient  = "client"
 )
 
+// ControlCells begins the names of the cells in which differing outputs are attributed; they never finish.
+const ControlCells = "control"
+
 // Sources are all sources in the order in which they are shown.
 var Sources = []Source{FromHBM, FromExternal, FromBoth, Miss, Unverified}

@@ -20,7 +20,7 @@ const (
 	sustained  = record.WorkloadSustained
 	shared     = record.Shared
 	native     = record.Native
-	controls   = "control/" // begins the cells in which differing outputs are attributed
+	controls   = record.ControlCells + "/" // begins the cells in which differing outputs are attributed
 )
 
 // faults collects what contradicts.

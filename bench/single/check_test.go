@@ -12,8 +12,8 @@ import (
 // sound is an Ask that nothing is wrong with.
 func sound() Ask {
 	ask := Defaults()
-	ask.Engine, ask.Device, ask.Model, ask.Output = launch.VLLM, launch.OnCPU, "model", "out"
-	ask.Backends = []string{launch.Native, launch.OrbitKV}
+	ask.Engine, ask.Device, ask.Model, ask.Output = record.VLLM, launch.OnCPU, "model", "out"
+	ask.Backends = []string{record.Native, record.OrbitKV}
 	ask.Written = map[string]bool{}
 	return ask
 }
@@ -50,7 +50,7 @@ func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
 		{"trace without orbitkv", func(a *Ask) { a.Backends = []string{"native"}; written(a, FlagTrace) }, []string{"--trace-transfers"}},
 		{"connector", func(a *Ask) { a.CPUConnector = "fast" }, []string{"--cpu-connector", "offloading or simple"}},
 		{"connector without cpu", func(a *Ask) { written(a, FlagCPUConnector) }, []string{"--cpu-connector", "backend cpu"}},
-		{"connector of sglang", func(a *Ask) { a.Engine, a.Backends = launch.SGLang, []string{"cpu"}; written(a, FlagCPUConnector) }, []string{"--cpu-connector", "--engine vllm"}},
+		{"connector of sglang", func(a *Ask) { a.Engine, a.Backends = record.SGLang, []string{"cpu"}; written(a, FlagCPUConnector) }, []string{"--cpu-connector", "--engine vllm"}},
 		{"connector with cpu", func(a *Ask) { a.Backends = []string{"cpu"}; written(a, FlagCPUConnector) }, nil},
 		{"workload", func(a *Ask) { a.Workload = "chat" }, []string{"--workload", `"chat"`}},
 		{"window of latency", func(a *Ask) { written(a, FlagDuration) }, []string{"--duration-seconds", "no use for it", "--workload sustained"}},
@@ -86,10 +86,10 @@ func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
 		{"odd page of vLLM", func(a *Ask) { a.PageSize = 63 }, []string{"--page-size", "multiple of 32", "take 64"}},
 		{"odd page of vLLM on a GPU", func(a *Ask) { a.Device, a.Backends, a.PageSize = launch.OnCUDA, []string{"native"}, 40 }, []string{"--page-size", "multiple of 16", "take 64"}},
 		{"page of vLLM on a GPU", func(a *Ask) { a.Device, a.Backends, a.PageSize = launch.OnCUDA, []string{"native"}, 16 }, nil},
-		{"odd page of SGLang", func(a *Ask) { a.Engine, a.PageSize, a.GPUTokens = launch.SGLang, 63, 63*256 }, nil},
+		{"odd page of SGLang", func(a *Ask) { a.Engine, a.PageSize, a.GPUTokens = record.SGLang, 63, 63*256 }, nil},
 		{"the engine's port", func(a *Ask) { a.EngineArguments = []string{"--port=8000"} }, []string{"--engine-arg", "vllm's --port", "leave it out"}},
 		{"the engine's pages", func(a *Ask) { a.EngineArguments = []string{"--block_size", "32"} }, []string{"--engine-arg", "--block-size", "say it by --page-size"}},
-		{"SGLang's pages", func(a *Ask) { a.Engine, a.EngineArguments = launch.SGLang, []string{"--page-size", "32"} }, []string{"--engine-arg", "say it by --page-size"}},
+		{"SGLang's pages", func(a *Ask) { a.Engine, a.EngineArguments = record.SGLang, []string{"--page-size", "32"} }, []string{"--engine-arg", "say it by --page-size"}},
 		{"the engine's requests at a time", func(a *Ask) {
 			a.EngineArguments = []string{"--max-num-seqs=256", "--enforce-eager", "--max-running-requests", "9"}
 		}, nil},
@@ -173,13 +173,13 @@ func TestVLLMOnAGPURunsAsManyRequestsAsItsGraphsNeed(t *testing.T) {
 		concurrencies            []int
 		want                     int
 	}{
-		{launch.VLLM, launch.OnCUDA, record.WorkloadLatency, []int{1}, 256},
-		{launch.VLLM, launch.OnCUDA, record.WorkloadConcurrent, []int{1, 64}, 256},
-		{launch.VLLM, launch.OnCUDA, record.WorkloadSustained, []int{300}, 300},
-		{launch.VLLM, launch.OnCPU, record.WorkloadLatency, []int{64}, 8},
-		{launch.VLLM, launch.OnCPU, record.WorkloadConcurrent, []int{1, 16}, 16},
-		{launch.SGLang, launch.OnCUDA, record.WorkloadLatency, []int{1}, 8},
-		{launch.SGLang, launch.OnCUDA, record.WorkloadConcurrent, []int{64}, 64},
+		{record.VLLM, launch.OnCUDA, record.WorkloadLatency, []int{1}, 256},
+		{record.VLLM, launch.OnCUDA, record.WorkloadConcurrent, []int{1, 64}, 256},
+		{record.VLLM, launch.OnCUDA, record.WorkloadSustained, []int{300}, 300},
+		{record.VLLM, launch.OnCPU, record.WorkloadLatency, []int{64}, 8},
+		{record.VLLM, launch.OnCPU, record.WorkloadConcurrent, []int{1, 16}, 16},
+		{record.SGLang, launch.OnCUDA, record.WorkloadLatency, []int{1}, 8},
+		{record.SGLang, launch.OnCUDA, record.WorkloadConcurrent, []int{64}, 64},
 	} {
 		ask := sound()
 		ask.Engine, ask.Device, ask.Workload, ask.Concurrencies = test.engine, test.device, test.workload, test.concurrencies
@@ -199,15 +199,15 @@ func TestNotesTellOfABackendThatTakesWholeGiB(t *testing.T) {
 		host            float64
 		want            string
 	}{
-		{launch.SGLang, launch.CPU, 0.25, "cpu takes whole GiB alone and has 1 of host memory, the other backends 0.25"},
-		{launch.SGLang, launch.CPU, 2.5, "has 2 of host memory, the other backends 2.5"},
-		{launch.VLLM, launch.FlexKV, 0.5, "flexkv takes whole GiB"},
-		{launch.VLLM, launch.FlexKV, 16, "flexkv tells neither what it restores"},
-		{launch.VLLM, launch.CPU, 0.25, ""},
-		{launch.SGLang, launch.OrbitKV, 0.25, ""},
-		{launch.SGLang, launch.CPU, 16, ""},
+		{record.SGLang, record.CPU, 0.25, "cpu takes whole GiB alone and has 1 of host memory, the other backends 0.25"},
+		{record.SGLang, record.CPU, 2.5, "has 2 of host memory, the other backends 2.5"},
+		{record.VLLM, record.FlexKV, 0.5, "flexkv takes whole GiB"},
+		{record.VLLM, record.FlexKV, 16, "flexkv tells neither what it restores"},
+		{record.VLLM, record.CPU, 0.25, ""},
+		{record.SGLang, record.OrbitKV, 0.25, ""},
+		{record.SGLang, record.CPU, 16, ""},
 	} {
-		ask.Engine, ask.Backends, ask.HostGiB = test.engine, []string{launch.Native, test.backend}, test.host
+		ask.Engine, ask.Backends, ask.HostGiB = test.engine, []string{record.Native, test.backend}, test.host
 		notes := strings.Join(ask.notes(model), "\n")
 		if !strings.Contains(notes, test.want) || test.want == "" && notes != "" {
 			t.Errorf("%s with %s and %g GiB: the notes say %q, want %q", test.engine, test.backend, test.host, notes, test.want)
@@ -242,7 +242,7 @@ func TestNotesTellOfAConnectorThatCountsNothing(t *testing.T) {
 	ask := sound()
 	ask.complete()
 	ask.Device = launch.OnCUDA // on a CPU there is one note more
-	ask.Engine, ask.Backends = launch.VLLM, []string{launch.CPU, launch.OrbitKV, launch.LMCache}
+	ask.Engine, ask.Backends = record.VLLM, []string{record.CPU, record.OrbitKV, record.LMCache}
 	if notes := ask.notes(record.Model{BytesPerToken: 1}); len(notes) != 0 {
 		t.Errorf("the notes say %q", notes)
 	}

@@ -22,7 +22,7 @@ func TestAnEngineWithoutAGPUIsRefusedBeforeItsStart(t *testing.T) {
 	} {
 		r := newRig(t)
 		ask := r.small()
-		ask.Device, ask.Backends, ask.EnginePython = launch.OnCUDA, []string{launch.Native}, filepath.Join(t.TempDir(), "python")
+		ask.Device, ask.Backends, ask.EnginePython = launch.OnCUDA, []string{record.Native}, filepath.Join(t.TempDir(), "python")
 		if err := os.WriteFile(ask.EnginePython, []byte("#!/bin/sh\necho '"+answer+"'\n"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -41,7 +41,7 @@ func TestANoteTellsThatOrbitKVIsGivenMoreTimeOnACPU(t *testing.T) {
 	if notes := ask.notes(record.Model{BytesPerToken: 1}); len(notes) != 1 || !strings.Contains(notes[0], "ORBITKV_QUERY_WAIT_US=500000") {
 		t.Errorf("the notes say %q", notes)
 	}
-	ask.Backends = []string{launch.Native, launch.CPU}
+	ask.Backends = []string{record.Native, record.CPU}
 	if notes := ask.notes(record.Model{BytesPerToken: 1}); len(notes) != 0 {
 		t.Errorf("without orbitkv the notes say %q", notes)
 	}

@@ -5,19 +5,19 @@ import (
 	"fmt"
 	"strings"
 
-	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
 )
 
 // engineFlags are the engine's own flags that a measurement sets, and what says it instead; empty where nothing does. How many requests an engine runs at
 // a time is not among them: it may be raised.
 var engineFlags = map[string]map[string]string{
-	launch.VLLM: {
+	record.VLLM: {
 		"host": "", "port": "", "model": "--model", "dtype": "", "seed": "", "max-model-len": "--" + FlagLengths + " and --" + FlagPressure,
 		"max-num-batched-tokens": "--prefill-tokens", "block-size": "--" + FlagPageSize, "num-gpu-blocks-override": "--" + FlagGPUTokens,
 		"enable-prefix-caching": "", "no-enable-prefix-caching": "", "prefix-caching-hash-algo": "", "kv-transfer-config": "--" + FlagBackend,
 		"enable-prompt-tokens-details": "", "no-enable-prompt-tokens-details": "",
 	},
-	launch.SGLang: {
+	record.SGLang: {
 		"host": "", "port": "", "model": "--model", "model-path": "--model", "dtype": "", "random-seed": "", "context-length": "--" + FlagLengths + " and --" + FlagPressure,
 		"chunked-prefill-size": "--prefill-tokens", "page-size": "--" + FlagPageSize, "max-total-tokens": "--" + FlagGPUTokens, "device": "--device",
 		"skip-server-warmup": "", "enable-cache-report": "", "enable-metrics": "", "disable-radix-cache": "",

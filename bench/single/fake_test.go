@@ -13,7 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
 )
 
 // What a rule lets the fake engine do for the requests whose id it matches.
@@ -92,7 +92,7 @@ func (f *fakeEngine) look(tokens []int) (device, external int) {
 	for _, key := range slices.Backward(keys) {
 		f.device = slices.DeleteFunc(f.device, func(k string) bool { return k == key })
 		f.device = append(f.device, key)
-		if f.backend != launch.Native {
+		if f.backend != record.Native {
 			f.external[key] = true
 		}
 	}
@@ -201,7 +201,7 @@ func (f *fakeEngine) complete(w http.ResponseWriter, r *http.Request, id string,
 			return
 		}
 	}
-	if f.engine == launch.VLLM {
+	if f.engine == record.VLLM {
 		fmt.Fprintf(w, `data: {"id":"cmpl-%s","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}}`+"\n\n",
 			id, len(tokens), output, cached)
 	}
@@ -237,7 +237,7 @@ func (f *fakeEngine) count(id string, tokens []int, output int) (device, externa
 // event writes one event and flushes it.
 func (f *fakeEngine) event(w http.ResponseWriter, id, word, text string, prompt, output, cached, device, external int, last bool) {
 	finish := "null"
-	if f.engine == launch.VLLM {
+	if f.engine == record.VLLM {
 		if last {
 			finish = `"length"`
 		}
@@ -261,7 +261,7 @@ func (f *fakeEngine) event(w http.ResponseWriter, id, word, text string, prompt,
 func (f *fakeEngine) add(prompt, output, device, external int) {
 	grow := func(name string, by int) { f.counts[name] += float64(by) }
 	requests := min(prompt, 1)
-	if f.engine == launch.VLLM {
+	if f.engine == record.VLLM {
 		grow(`vllm:request_success_total{finished_reason="length"}`, requests)
 		grow("vllm:prompt_tokens_total", prompt)
 		grow("vllm:generation_tokens_total", output)
@@ -275,7 +275,7 @@ func (f *fakeEngine) add(prompt, output, device, external int) {
 		grow("vllm:num_requests_waiting", 0)
 		grow("vllm:external_prefix_cache_hits_total", external)
 		grow("vllm:external_prefix_cache_queries_total", 0)
-		if f.backend != launch.Native {
+		if f.backend != record.Native {
 			grow("vllm:external_prefix_cache_queries_total", prompt-device)
 		}
 		return

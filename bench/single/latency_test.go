@@ -4,12 +4,11 @@ import (
 	"maps"
 	"testing"
 
-	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
 )
 
 func TestLatencyMeasuresEveryPromptInItsThreeStates(t *testing.T) {
-	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		t.Run(engine, func(t *testing.T) {
 			r := newRig(t)
 			ask := r.small()
@@ -23,12 +22,12 @@ func TestLatencyMeasuresEveryPromptInItsThreeStates(t *testing.T) {
 				phase   record.Phase
 				source  record.Source
 			}{
-				{launch.Native, record.Cold, record.Miss},
-				{launch.Native, record.HBMHit, record.FromHBM},
-				{launch.Native, record.AfterPressure, record.Miss},
-				{launch.OrbitKV, record.Cold, record.Miss},
-				{launch.OrbitKV, record.HBMHit, record.FromHBM},
-				{launch.OrbitKV, record.AfterPressure, record.FromExternal},
+				{record.Native, record.Cold, record.Miss},
+				{record.Native, record.HBMHit, record.FromHBM},
+				{record.Native, record.AfterPressure, record.Miss},
+				{record.OrbitKV, record.Cold, record.Miss},
+				{record.OrbitKV, record.HBMHit, record.FromHBM},
+				{record.OrbitKV, record.AfterPressure, record.FromExternal},
 			} {
 				if got := sources(run, want.backend, want.phase); !maps.Equal(got, map[record.Source]int{want.source: 2}) {
 					t.Errorf("%s %s: %v, want 2 %s", want.backend, want.phase, got, want.source)

@@ -21,7 +21,7 @@ func liedAbout(t *testing.T, engine, lie string) (record.Sample, *record.Run, er
 	ask.Engine = engine
 	run, err := r.measure(ask)
 	rows := pick(run, func(s *record.Sample) bool {
-		return s.Backend == launch.OrbitKV && s.Phase == record.AfterPressure && s.Measured && s.Prefix == 0
+		return s.Backend == record.OrbitKV && s.Phase == record.AfterPressure && s.Measured && s.Prefix == 0
 	})
 	if len(rows) != 1 {
 		t.Fatalf("%d final samples of the prompt that was lied about; %v", len(rows), err)
@@ -30,14 +30,14 @@ func liedAbout(t *testing.T, engine, lie string) (record.Sample, *record.Run, er
 }
 
 func TestAHitWithoutEvidenceIsUnverified(t *testing.T) {
-	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		for _, lie := range []string{claimHit, claimRestore, fallBack} {
 			t.Run(engine+"/"+lie, func(t *testing.T) {
 				row, run, _ := liedAbout(t, engine, lie)
 				if row.Source != record.Unverified || row.Why == "" {
 					t.Errorf("the source is %s (%q), want unverified with its reason", row.Source, row.Why)
 				}
-				if got := sources(run, launch.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 1 {
+				if got := sources(run, record.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 1 {
 					t.Errorf("%d external samples after pressure, want the honest one alone", got)
 				}
 			})
@@ -46,7 +46,7 @@ func TestAHitWithoutEvidenceIsUnverified(t *testing.T) {
 }
 
 func TestAChangedOutputAtTheEnginesOwnBoundaryIsUnexplained(t *testing.T) {
-	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		row, run, err := liedAbout(t, engine, otherText)
 		if err != nil {
 			t.Fatal(err)
@@ -61,7 +61,7 @@ func TestAChangedOutputAtTheEnginesOwnBoundaryIsUnexplained(t *testing.T) {
 }
 
 func TestTextThatIsEmptyIsNoFirstText(t *testing.T) {
-	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		row, _, err := liedAbout(t, engine, emptyFirst)
 		if err != nil || row.Error != "" {
 			t.Fatalf("%s: %v, %s", engine, err, row.Error)
@@ -76,7 +76,7 @@ func TestTextThatIsEmptyIsNoFirstText(t *testing.T) {
 }
 
 func TestTextBeforeAnyTokenIsNoLatency(t *testing.T) {
-	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		row, _, _ := liedAbout(t, engine, earlyText)
 		if !strings.Contains(row.Error, "before any token") || row.Source != record.Unverified {
 			t.Errorf("%s: error %q, source %s", engine, row.Error, row.Source)
@@ -88,7 +88,7 @@ func TestTextBeforeAnyTokenIsNoLatency(t *testing.T) {
 }
 
 func TestAnAnswerThatBreaksOffIsASampleWithAnErrorWhileTheEngineLives(t *testing.T) {
-	row, run, err := liedAbout(t, launch.VLLM, breakOff)
+	row, run, err := liedAbout(t, record.VLLM, breakOff)
 	if !strings.Contains(row.Error, "broke off after 1 piece") || row.MatchesCold != nil {
 		t.Errorf("error %q, compared %v", row.Error, row.MatchesCold)
 	}
@@ -155,7 +155,7 @@ func TestAnEngineThatDiesIsAFailureAndNoLatency(t *testing.T) {
 			t.Errorf("a sample of the cell that broke counts: %+v", row)
 		}
 	}
-	if got := sources(run, launch.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 2 {
+	if got := sources(run, record.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 2 {
 		t.Errorf("the next backend has %d external samples, want 2", got)
 	}
 	if got := run.Manifest.Attempts[0].Outcome; got != record.Failed {
@@ -165,9 +165,9 @@ func TestAnEngineThatDiesIsAFailureAndNoLatency(t *testing.T) {
 
 func TestABackendThatCannotStartIsAFailureAndTheNextIsMeasured(t *testing.T) {
 	r := newRig(t)
-	r.refuse = map[string]*launch.StartError{launch.FlexKV: {Part: launch.PartEngine, Reason: "KVCacheLayout takes no is_mla"}}
+	r.refuse = map[string]*launch.StartError{record.FlexKV: {Part: record.PartEngine, Reason: "KVCacheLayout takes no is_mla"}}
 	ask := r.small()
-	ask.Backends = []string{launch.FlexKV, launch.Native}
+	ask.Backends = []string{record.FlexKV, record.Native}
 	run, err := r.measure(ask)
 	says(t, err, "flexkv, pass 0: engine (start)", "flexkv, pass 0: engine (start) (why is said above); 2 cells of flexkv are missing, whose backend did not start: mend it and measure in a new folder", "--resume goes on only with the same packages")
 	if said := err.Error(); strings.Contains(said, "measures them") || strings.Contains(said, "is_mla") {
@@ -177,7 +177,7 @@ func TestABackendThatCannotStartIsAFailureAndTheNextIsMeasured(t *testing.T) {
 	if len(run.Failures) != 1 || run.Failures[0].Stage != "start" || run.Failures[0].Log != "logs/flexkv-p0-a1-engine.log" {
 		t.Errorf("failures %+v", run.Failures)
 	}
-	if len(run.Finished) != 2 || len(pick(run, func(s *record.Sample) bool { return s.Backend == launch.FlexKV })) != 0 {
+	if len(run.Finished) != 2 || len(pick(run, func(s *record.Sample) bool { return s.Backend == record.FlexKV })) != 0 {
 		t.Errorf("%d cells finished, want the two of native", len(run.Finished))
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"orbitkv/bench/launch"
+	"orbitkv/bench/record"
 )
 
 // What the environment of a process that a test starts says.
@@ -101,14 +102,14 @@ func loadedPath(socket string) string { return socket + ".loaded" }
 
 // serveEngine is a fake engine with the command line of a real one.
 func serveEngine(arguments []string) error {
-	engine, page, tokens := launch.SGLang, numberOf(arguments, "--page-size"), numberOf(arguments, "--max-total-tokens")
+	engine, page, tokens := record.SGLang, numberOf(arguments, "--page-size"), numberOf(arguments, "--max-total-tokens")
 	if strings.HasPrefix(arguments[0], "vllm.") {
-		engine, page = launch.VLLM, numberOf(arguments, "--block-size")
+		engine, page = record.VLLM, numberOf(arguments, "--block-size")
 		tokens = page * numberOf(arguments, "--num-gpu-blocks-override")
 	}
-	backend, socket := launch.Native, os.Getenv("ORBITKV_SOCKET")
+	backend, socket := record.Native, os.Getenv("ORBITKV_SOCKET")
 	if socket != "" {
-		backend = launch.OrbitKV
+		backend = record.OrbitKV
 	}
 	var rules []rule
 	if text := os.Getenv(scriptVariable); text != "" {
@@ -124,7 +125,7 @@ func serveEngine(arguments []string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		restored += tokens * tinyBytesPerToken
-		if backend == launch.Native || tokens == 0 {
+		if backend == record.Native || tokens == 0 {
 			return
 		}
 		if err := os.WriteFile(loadedPath(socket), []byte(strconv.Itoa(restored)), 0o600); err != nil {

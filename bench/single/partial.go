@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
 )
 
@@ -58,7 +57,7 @@ func (s *stage) partial(ctx context.Context, place record.Place) error {
 	if err != nil {
 		return err
 	}
-	if s.backend == launch.Native && row.Source == record.Miss && s.alone[key] == nil {
+	if s.backend == record.Native && row.Source == record.Miss && s.alone[key] == nil {
 		s.alone[key] = text(row)
 	}
 	q.phase, q.tokens, q.want = record.Cold, s.prompts.draw(key.length, name+"/cold"), nil
@@ -70,7 +69,7 @@ func (s *stage) partial(ctx context.Context, place record.Place) error {
 func (r *run) recall(kept *record.Run) {
 	for i := range kept.Samples {
 		row := &kept.Samples[i]
-		if row.Backend == launch.Native && row.Phase == record.Partial && row.Source == record.Miss && kept.Final(row.Place) && row.Error == "" {
+		if row.Backend == record.Native && row.Phase == record.Partial && row.Source == record.Miss && kept.Final(row.Place) && row.Error == "" {
 			if key := partialKeyOf(row.Place); r.alone[key] == nil {
 				r.alone[key] = &row.Text
 			}

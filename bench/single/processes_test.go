@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"testing"
 
-	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
 )
 
@@ -88,7 +87,7 @@ func inProcesses(t *testing.T, engine string) Ask {
 
 func TestTheWholeToolWithItsProcesses(t *testing.T) {
 	t.Parallel()
-	for _, engine := range []string{launch.VLLM, launch.SGLang} {
+	for _, engine := range []string{record.VLLM, record.SGLang} {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
 			ask := inProcesses(t, engine)
@@ -97,7 +96,7 @@ func TestTheWholeToolWithItsProcesses(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v:\n%s", err, strings.Join(p.told, "\n"))
 			}
-			if got := sources(run, launch.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 1 {
+			if got := sources(run, record.OrbitKV, record.AfterPressure)[record.FromExternal]; got != 1 {
 				t.Errorf("%d external samples after pressure:\n%s", got, strings.Join(p.told, "\n"))
 			}
 			if len(run.Manifest.Launches) != 3 || len(run.Manifest.Storage) != 2 || run.Manifest.Probe.Python == "" {
@@ -111,7 +110,7 @@ func TestTheWholeToolWithItsProcesses(t *testing.T) {
 					t.Errorf("the log of %s: %v", l.Part, err)
 				}
 			}
-			if len(run.Timeline) == 0 || run.Timeline[0]["backend"] != launch.OrbitKV {
+			if len(run.Timeline) == 0 || run.Timeline[0]["backend"] != record.OrbitKV {
 				t.Errorf("the timeline is %v", run.Timeline)
 			}
 			raw, err := os.ReadFile(filepath.Join(ask.Output, "timeline.jsonl"))
@@ -132,7 +131,7 @@ func TestTheWholeToolWithItsProcesses(t *testing.T) {
 
 func TestARunThatWasKilledIsResumedToTheSamePlan(t *testing.T) {
 	t.Parallel()
-	ask := inProcesses(t, launch.VLLM)
+	ask := inProcesses(t, record.VLLM)
 	p := measureInProcess(t, ask, rule{"orbitkv-p0-latency-256-0-hbm_hit-a1", holdAnswer})
 	p.until(t, "orbitkv/p0/latency/256/0 cold")
 	if err := p.cmd.Process.Kill(); err != nil {
@@ -161,7 +160,7 @@ func TestARunThatWasKilledIsResumedToTheSamePlan(t *testing.T) {
 
 func TestAnEngineProcessThatDiesInMidStreamIsNamedWithItsStatus(t *testing.T) {
 	t.Parallel()
-	ask := inProcesses(t, launch.SGLang)
+	ask := inProcesses(t, record.SGLang)
 	p := measureInProcess(t, ask, rule{"native-p0-latency-256-0-after_pressure", dieMidStream})
 	run, err := p.end(t, ask)
 	if err == nil {
@@ -173,14 +172,14 @@ func TestAnEngineProcessThatDiesInMidStreamIsNamedWithItsStatus(t *testing.T) {
 	if d := run.Drains[0]; d.Checked || !strings.Contains(d.Why, "the engine is gone") || !strings.Contains(strings.Join(p.told, "\n"), "nobody could be asked whether everything was given back") {
 		t.Errorf("the drain check of an engine that died says %+v", d)
 	}
-	if len(run.Finished) != 1 || run.Finished[0].Backend != launch.OrbitKV {
+	if len(run.Finished) != 1 || run.Finished[0].Backend != record.OrbitKV {
 		t.Errorf("the finished cells are %+v, want that of the next backend", run.Finished)
 	}
 }
 
 func TestASignalEndsTheRunInOrder(t *testing.T) {
 	t.Parallel()
-	ask := inProcesses(t, launch.VLLM)
+	ask := inProcesses(t, record.VLLM)
 	p := measureInProcess(t, ask, rule{"native-p0-latency-256-0-hbm_hit", holdAnswer})
 	p.until(t, "native/p0/latency/256/0 cold")
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {

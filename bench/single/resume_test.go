@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
 )
 
@@ -33,7 +32,7 @@ func TestARunThatWasInterruptedGoesOnWithTheMissingCells(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := r.specs[starts:]; len(got) != 1 || got[0].Backend != launch.OrbitKV || got[0].Attempt != 2 {
+	if got := r.specs[starts:]; len(got) != 1 || got[0].Backend != record.OrbitKV || got[0].Attempt != 2 {
 		t.Errorf("the second attempt started %d stacks, want orbitkv alone", len(got))
 	}
 	if len(run.Finished) != 4 || run.Manifest.Attempts[1].Outcome != record.Complete {
@@ -115,7 +114,7 @@ func TestAPartEndsInTimeThoughItsBackendIsSick(t *testing.T) {
 	r := newRig(t)
 	r.step, r.sick = time.Second, true
 	ask := r.small()
-	ask.Backends, ask.Repeats, ask.PartSeconds = []string{launch.OrbitKV}, 6, 60
+	ask.Backends, ask.Repeats, ask.PartSeconds = []string{record.OrbitKV}, 6, 60
 	begun := r.at
 	run, err := r.measure(ask)
 	says(t, err, "this part of the run", "of orbitkv are missing")
@@ -146,9 +145,9 @@ func TestAPartThatHasNoTimeStartsNothingMore(t *testing.T) {
 func TestABackendThatTakesAWholePartToStartComesLastInTheNext(t *testing.T) {
 	r := newRig(t)
 	r.step = 10 * time.Millisecond
-	r.hang = map[string]bool{launch.FlexKV: true}
+	r.hang = map[string]bool{record.FlexKV: true}
 	ask := r.small()
-	ask.Backends, ask.PartSeconds = []string{launch.FlexKV, launch.Native}, int(stopReserve/time.Second)+1
+	ask.Backends, ask.PartSeconds = []string{record.FlexKV, record.Native}, int(stopReserve/time.Second)+1
 	run, err := r.measure(ask)
 	says(t, err, "flexkv, pass 0", "ended in time", "2 cells of flexkv and 2 cells of native are missing: the same command with --resume")
 	r.tells("not ready when this part of 21 s was used up")
@@ -160,7 +159,7 @@ func TestABackendThatTakesAWholePartToStartComesLastInTheNext(t *testing.T) {
 	if _, err := r.measure(ask); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.specs) != 2 || r.specs[0].Backend != launch.Native || r.specs[1].Backend != launch.FlexKV {
+	if len(r.specs) != 2 || r.specs[0].Backend != record.Native || r.specs[1].Backend != record.FlexKV {
 		t.Errorf("%d starts, want native before the backend that hung", len(r.specs))
 	}
 }
@@ -184,7 +183,7 @@ func TestTwoPassesTurnBackendsAndLengthsRound(t *testing.T) {
 	if !slices.Equal(order, want) {
 		t.Errorf("the cells were measured as %v", order)
 	}
-	if run.Manifest.Plan[launch.Native] != 4 || run.Manifest.Plan[launch.OrbitKV] != 4 {
+	if run.Manifest.Plan[record.Native] != 4 || run.Manifest.Plan[record.OrbitKV] != 4 {
 		t.Errorf("the plan is %v", run.Manifest.Plan)
 	}
 }

@@ -55,8 +55,8 @@ func newRig(t *testing.T, script ...rule) *rig {
 // small is what a test measures when it says nothing else: two backends, one length, two prefixes.
 func (r *rig) small() Ask {
 	ask := Defaults()
-	ask.Engine, ask.Device, ask.Model, ask.Output = launch.VLLM, launch.OnCPU, r.model(), filepath.Join(r.TempDir(), "out")
-	ask.Backends, ask.Lengths, ask.Repeats = []string{launch.Native, launch.OrbitKV}, []int{256}, 2
+	ask.Engine, ask.Device, ask.Model, ask.Output = record.VLLM, launch.OnCPU, r.model(), filepath.Join(r.TempDir(), "out")
+	ask.Backends, ask.Lengths, ask.Repeats = []string{record.Native, record.OrbitKV}, []int{256}, 2
 	ask.GPUTokens, ask.OutputTokens, ask.SettleSeconds, ask.EnginePython = 2048, 4, 0, "/bin/sh"
 	return ask
 }
@@ -169,7 +169,7 @@ func (r *rig) start(ctx context.Context, spec launch.Spec, note func(record.Laun
 		failure.Log = spec.LogPath(failure.Part)
 		return nil, &failure
 	}
-	note(record.Launch{Backend: spec.Backend, Pass: spec.Pass, Attempt: spec.Attempt, Part: launch.PartEngine, Control: spec.Control, Started: r.at})
+	note(record.Launch{Backend: spec.Backend, Pass: spec.Pass, Attempt: spec.Attempt, Part: record.PartEngine, Control: spec.Control, Started: r.at})
 	o := &spec.Options
 	k := &fakeStack{rig: r, fake: newFakeEngine(o.Engine, spec.Backend, o.PageSize, o.GPUTokens, r.script), died: make(chan string, 1)}
 	k.fake.cancel = r.cancel
@@ -180,7 +180,7 @@ func (r *rig) start(ctx context.Context, spec launch.Spec, note func(record.Laun
 		k.loaded += float64(tokens * tinyBytesPerToken)
 	}
 	k.engine = httptest.NewServer(k.fake)
-	if spec.Backend == launch.OrbitKV {
+	if spec.Backend == record.OrbitKV {
 		k.manager = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			k.mu.Lock()
 			defer k.mu.Unlock()

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
 )
 
@@ -181,7 +180,7 @@ func (r *run) ended(at record.Place, err error) error {
 		return nil
 	}
 	r.trouble(fmt.Sprintf("%s, pass %d: ending it", at.Backend, at.Pass), err.Error())
-	return r.dir.Failure(record.Failure{Place: at, Stage: record.AtEnd, Part: launch.PartEngine, Reason: err.Error(), At: r.host.Now().UTC()})
+	return r.dir.Failure(record.Failure{Place: at, Stage: record.AtEnd, Part: record.PartEngine, Reason: err.Error(), At: r.host.Now().UTC()})
 }
 
 // prelude sends what comes before the first cell of a start and is not measured.

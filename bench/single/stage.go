@@ -53,7 +53,7 @@ type stage struct {
 func (r *run) start(ctx context.Context, backend string, pass int, control bool) (*stage, context.Context, func() error, error) {
 	name := backend
 	if control {
-		name = controlName
+		name = record.ControlCells
 	}
 	logs := func(part string) string {
 		return r.dir.Path("logs", fmt.Sprintf("%s-p%d-a%d-%s.log", name, pass, r.dir.Attempt(), part))
@@ -69,7 +69,7 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 		err = errors.Join(failed, stack.StopWithin(r.stopTime()))
 	}
 	if err != nil {
-		return nil, nil, nil, r.startFailure(ctx, err, logs(launch.PartEngine))
+		return nil, nil, nil, r.startFailure(ctx, err, logs(record.PartEngine))
 	}
 	r.longestStart = max(r.longestStart, r.host.Now().Sub(begun))
 	r.progress.ahead(r.starts, r.longestStart)
@@ -77,7 +77,7 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 	go func() {
 		select {
 		case reason := <-stack.Died():
-			cancel(&broken{record.AtServe, launch.PartEngine, reason, r.inside(logs(launch.PartEngine))})
+			cancel(&broken{record.AtServe, record.PartEngine, reason, r.inside(logs(record.PartEngine))})
 		case <-inner.Done():
 		}
 	}()
@@ -98,7 +98,7 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 func (r *run) startFailure(ctx context.Context, err error, log string) error {
 	if cause := context.Cause(ctx); cause != nil {
 		if errors.Is(cause, errPart) && r.longestStart == 0 {
-			return &broken{record.AtStart, launch.PartEngine, fmt.Sprintf("it was not ready when this part of %d s was used up: give parts more time", r.ask.PartSeconds), r.inside(log)}
+			return &broken{record.AtStart, record.PartEngine, fmt.Sprintf("it was not ready when this part of %d s was used up: give parts more time", r.ask.PartSeconds), r.inside(log)}
 		}
 		return cause
 	}
@@ -106,7 +106,7 @@ func (r *run) startFailure(ctx context.Context, err error, log string) error {
 	if errors.As(err, &failed) {
 		return &broken{record.AtStart, failed.Part, failed.Reason, r.inside(failed.Log)}
 	}
-	return &broken{record.AtStart, launch.PartEngine, err.Error(), ""}
+	return &broken{record.AtStart, record.PartEngine, err.Error(), ""}
 }
 
 // noted collects what failed while launches were noted; the watch of each process notes its end.
@@ -162,7 +162,7 @@ func (s *stage) settle(ctx context.Context) (why string, err error) {
 	s.settled = nil
 	s.unsettled++
 	if s.unsettled >= unsettledMax {
-		return "", &broken{record.AtServe, launch.PartEngine, fmt.Sprintf("the counters did not come to rest after %d requests in a row: %v", unsettledMax, err), ""}
+		return "", &broken{record.AtServe, record.PartEngine, fmt.Sprintf("the counters did not come to rest after %d requests in a row: %v", unsettledMax, err), ""}
 	}
 	return err.Error(), nil
 }
@@ -212,7 +212,7 @@ func (s *stage) alive(ctx context.Context, failure error) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-time.After(deathWait):
-		return &broken{record.AtServe, launch.PartEngine, fmt.Sprintf("it no longer answers: %v; the request before: %v", health, failure), ""}
+		return &broken{record.AtServe, record.PartEngine, fmt.Sprintf("it no longer answers: %v; the request before: %v", health, failure), ""}
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 
-	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
 )
 
@@ -24,10 +23,10 @@ var timelineMark = []byte("cache_timeline ")
 // timeline takes the transfers' records out of the engine's log of this start. They are kept with the backend, pass and attempt, because their times
 // compare inside one process only.
 func (s *stage) timeline() error {
-	if !s.ask.TraceTransfers || s.backend != launch.OrbitKV {
+	if !s.ask.TraceTransfers || s.backend != record.OrbitKV {
 		return nil
 	}
-	file, err := os.Open(s.logs(launch.PartEngine))
+	file, err := os.Open(s.logs(record.PartEngine))
 	if err != nil {
 		return fmt.Errorf("reading the timeline: %w", err)
 	}

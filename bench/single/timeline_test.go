@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
 )
 
@@ -19,7 +18,7 @@ func TestATimelineBeyondItsBoundIsSaid(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &stage{run: &run{dir: dir}, backend: launch.OrbitKV}
+		s := &stage{run: &run{dir: dir}, backend: record.OrbitKV}
 		more, err := s.takeTimeline(strings.NewReader(log), test.most)
 		if err != nil || more != test.more {
 			t.Errorf("of 3 records, at most %d: more %v (%v), want %v", test.most, more, err, test.more)

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
 )
 
@@ -98,7 +97,7 @@ func TestBurstsHaveOneWindowAndSharedEvidence(t *testing.T) {
 		t.Errorf("%d final windows, want %d", final, want)
 	}
 	for _, row := range pick(run, func(s *record.Sample) bool {
-		return s.Measured && s.Backend == launch.OrbitKV && s.Variant == record.Mixed && s.Concurrency == 4
+		return s.Measured && s.Backend == record.OrbitKV && s.Variant == record.Mixed && s.Concurrency == 4
 	}) {
 		want := record.Miss
 		if row.Phase == record.AfterPressure {
@@ -116,7 +115,7 @@ func TestBurstsHaveOneWindowAndSharedEvidence(t *testing.T) {
 func TestABurstOfThePatternSharedHasOnePrompt(t *testing.T) {
 	r := newRig(t)
 	ask := r.small()
-	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = record.WorkloadConcurrent, 2, []int{3}, []string{launch.Native}
+	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = record.WorkloadConcurrent, 2, []int{3}, []string{record.Native}
 	if _, err := r.measure(ask); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +138,7 @@ func TestABurstOfThePatternSharedHasOnePrompt(t *testing.T) {
 func TestOneAnswerThatBreaksOffLeavesItsWholeBurstUnverified(t *testing.T) {
 	r := newRig(t, rule{"orbitkv-p0-concurrent-mixed-3-after_pressure", breakFirst})
 	ask := r.small()
-	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = record.WorkloadConcurrent, 1, []int{3}, []string{launch.OrbitKV}
+	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = record.WorkloadConcurrent, 1, []int{3}, []string{record.OrbitKV}
 	run, err := r.measure(ask)
 	says(t, err, "1 measured requests failed")
 	rows := pick(run, func(s *record.Sample) bool {
@@ -164,7 +163,7 @@ func TestABurstBetweenRestlessCountersIsUnverifiedAndTheNextIsNot(t *testing.T) 
 	r := newRig(t)
 	r.unrest = 1 + warmUpPrompts + 1 // one before the first request, one after each of the warm-up, and that after the first burst
 	ask := r.small()
-	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = record.WorkloadConcurrent, 1, []int{1}, []string{launch.Native}
+	ask.Workload, ask.Repeats, ask.Concurrencies, ask.Backends = record.WorkloadConcurrent, 1, []int{1}, []string{record.Native}
 	run, err := r.measure(ask)
 	if err != nil {
 		t.Fatal(err)
@@ -215,7 +214,7 @@ func TestASustainedWindowClosesInTime(t *testing.T) {
 	r := newRig(t)
 	r.step = 100 * time.Millisecond
 	ask := r.small()
-	ask.Backends, ask.Workload, ask.Concurrencies, ask.WorkingSet, ask.DurationSeconds = []string{launch.Native}, record.WorkloadSustained, []int{1}, 2, 3
+	ask.Backends, ask.Workload, ask.Concurrencies, ask.WorkingSet, ask.DurationSeconds = []string{record.Native}, record.WorkloadSustained, []int{1}, 2, 3
 	run, err := r.measure(ask)
 	if err != nil {
 		t.Fatal(err)
