@@ -324,7 +324,7 @@ class FakeTensors:
         span = blocks * block_bytes
         self.layout = KVLayout(
             tuple(
-                LayerLayout(f"l{i}", base + i * span, blocks, block_bytes, block_bytes, i * block_bytes)
+                LayerLayout(f"l{i}", base + i * span, blocks, block_bytes, block_bytes, i * block_bytes, i)
                 for i in range(layers)
             ),
             blocks,

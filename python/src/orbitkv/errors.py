@@ -101,3 +101,12 @@ class TransferStalled(TransferError):
 
 class EngineFault(OrbitKVError):
     """The content of engine pages is unknown and the engine cannot recompute it: it must end. The text says why."""
+
+
+class DeviceError(TransferError):
+    """A call of CUDA's driver failed; `call` is its name, `code` what it returned, the text says which error that is."""
+
+    def __init__(self, call: str, code: int, text: str) -> None:
+        self.call = call
+        self.code = code
+        super().__init__(f"{call} failed: {text} ({code})")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -45,7 +45,7 @@ class TensorLike(Protocol):
 class LayerLayout:
     """Block b of a layer is `block_bytes` contiguous bytes at `address + b * block_stride`.
 
-    `offset` is where the layer lies in a page's slice.
+    `offset` is where the layer lies in a page's slice, `step` which layer of the engine's forward reads it.
     """
 
     name: str
@@ -54,6 +54,7 @@ class LayerLayout:
     block_stride: int
     block_bytes: int
     offset: int
+    step: int
 
     @cached_property
     def rows(self) -> Bytes:
@@ -83,18 +84,27 @@ class KVLayout:
     slice_bytes: int
     owner: object = field(repr=False, compare=False)
 
+    @cached_property
+    def steps(self) -> tuple[tuple[int, int], ...]:
+        """Return the first layer of each step of the forward and the one past its last."""
+        firsts = [at for at, layer in enumerate(self.layers) if at == 0 or layer.step != self.layers[at - 1].step]
+        return tuple(zip(firsts, [*firsts[1:], len(self.layers)], strict=True))
+
     @staticmethod
-    def from_tensors(tensors: Mapping[str, TensorLike], blocks: int | None = None) -> KVLayout:
+    def from_tensors(
+        tensors: Mapping[str, TensorLike], blocks: int | None = None, steps: Sequence[int] | None = None
+    ) -> KVLayout:
         """Read the layout of registered tensors, in the mapping's order, which must be the forward's.
 
         `blocks` is the engine's number of blocks; a tensor may hold each as several adjoining kernel blocks.
+        `steps` names the forward's layer that reads each tensor, from 0 without a gap; by default each has its own.
         ConfigurationError when a block of a layer is not one contiguous run of bytes.
         """
         layers = []
         offset = 0
         count = blocks if blocks is not None else min((int(t.shape[0]) for t in tensors.values()), default=0)
-        for name, tensor in tensors.items():
-            layer = read_layer(name, tensor, count, offset)
+        for at, (name, tensor) in enumerate(tensors.items()):
+            layer = read_layer(name, tensor, count, offset, at if steps is None else steps[at])
             layers.append(layer)
             offset += layer.block_bytes
         if not layers or count <= 0:
@@ -102,7 +112,7 @@ class KVLayout:
         return KVLayout(tuple(layers), count, offset, tensors)
 
 
-def read_layer(name: str, tensor: TensorLike, blocks: int, offset: int) -> LayerLayout:
+def read_layer(name: str, tensor: TensorLike, blocks: int, offset: int, step: int) -> LayerLayout:
     """Read one layer; see KVLayout.from_tensors."""
     shape = [int(n) for n in tensor.shape]
     strides = [int(n) * tensor.element_size() for n in tensor.stride()]
@@ -119,7 +129,7 @@ def read_layer(name: str, tensor: TensorLike, blocks: int, offset: int) -> Layer
         dense *= size
     if ratio > 1 and strides[0] != dense:
         raise ConfigurationError(f"the {ratio} kernel blocks of one block of layer {name} do not adjoin")
-    return LayerLayout(name, tensor.data_ptr(), blocks, strides[0] * ratio, dense * ratio, offset)
+    return LayerLayout(name, tensor.data_ptr(), blocks, strides[0] * ratio, dense * ratio, offset, step)
 
 
 @dataclass(frozen=True)
