@@ -104,7 +104,7 @@ class EngineFault(OrbitKVError):
 
 
 class DeviceError(TransferError):
-    """A call of CUDA's driver failed; `call` is its name, `code` what it returned, the text says which error that is."""
+    """A call of CUDA's driver failed: `call` is its name, `code` what it returned; the text names the error."""
 
     def __init__(self, call: str, code: int, text: str) -> None:
         self.call = call

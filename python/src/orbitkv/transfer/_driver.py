@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 Addresses = npt.NDArray[np.uint64]
 
-# One strided copy: `height` rows of `width` bytes, a pitch apart on either side. The layout is CUDA_MEMCPY3D_BATCH_OP of
-# cuda.h (13.0), whose operands are pointers and whose depth is 1.
+# One strided copy: `height` rows of `width` bytes, a pitch apart on either side. The layout is that of
+# CUDA_MEMCPY3D_BATCH_OP of cuda.h (13.0), with pointers as operands and a depth of 1.
 STRIDED = np.dtype(
     [
         ("source_type", "<i4"),
