@@ -95,6 +95,10 @@ var Keys = []Key{
 		Meaning: "Who copies between engine and pool: `host` copies with the processor.",
 	},
 	{
+		Environment: "ORBITKV_VERIFY", Connector: "orbitkv.verify", Side: Adapter, Default: "",
+		Meaning: "Who checks a restored page against its digest before the engine uses it: `gpu` computes it on the device, and a page that differs is recomputed; empty for nobody.",
+	},
+	{
 		Environment: "ORBITKV_HOST_COPY_DELAY_US", Connector: "orbitkv.host_copy_delay_us", Side: Adapter, Unit: "us", Default: "0", Most: 60_000_000,
 		Meaning: "Pause of the host backend before each layer, for tests that must see a forgotten wait.",
 	},

@@ -30,6 +30,7 @@ KEYS: Final = (
     Key("orbitkv.query_wait_us", "ORBITKV_QUERY_WAIT_US", "1000", "us", 100, 10000000),
     Key("orbitkv.load_wait_ms", "ORBITKV_LOAD_WAIT_MS", "1000", "ms", 0, 600000),
     Key("orbitkv.transfer_backend", "ORBITKV_TRANSFER_BACKEND", "host", "", 0, 0),
+    Key("orbitkv.verify", "ORBITKV_VERIFY", "", "", 0, 0),
     Key("orbitkv.host_copy_delay_us", "ORBITKV_HOST_COPY_DELAY_US", "0", "us", 0, 60000000),
     Key("orbitkv.fault_injection", "ORBITKV_FAULT_INJECTION", "", "", 0, 0),
     Key("", "ORBITKV_TRACE_TRANSFERS", "0", "switch", 0, 0),
@@ -61,4 +62,5 @@ VARIABLES: Final = (
     "ORBITKV_TRACE_TRANSFERS",
     "ORBITKV_TRANSFER_BACKEND",
     "ORBITKV_USE_HUGEPAGES",
+    "ORBITKV_VERIFY",
 )

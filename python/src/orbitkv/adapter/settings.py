@@ -10,7 +10,7 @@ import difflib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from orbitkv.errors import ConfigurationError
 PREFIX = "orbitkv."
 CONFIG_FILE = "ORBITKV_CONFIG"
 TABLE = {key.connector: key for key in _config.KEYS if key.connector}
+VERIFY = ("", "gpu")  # nobody checks restored pages, or the device does
 ALIKE = 0.85  # of two names, from which on one is taken for a misspelling of the other
 
 log = logging.getLogger(LOGGER)
@@ -37,6 +38,7 @@ class Settings:
     query_wait_us: int
     load_wait_ms: int
     transfer_backend: str
+    verify: str
     host_copy_delay_us: int
     fault: Fault
 
@@ -115,12 +117,20 @@ def read_settings(extra: Mapping[str, Any], environment: Mapping[str, str] | Non
             )
         return value
 
+    def one_of(name: str, choices: Sequence[str]) -> str:
+        value = text(name)
+        if value not in choices:
+            named = ", ".join(choice or "empty" for choice in choices)
+            raise ConfigurationError(f"{PREFIX}{name} is {value!r}; it may be {named}")
+        return value
+
     return Settings(
         socket=text("socket") or None,
         timeout_ms=number("timeout_ms"),
         query_wait_us=number("query_wait_us"),
         load_wait_ms=number("load_wait_ms"),
         transfer_backend=text("transfer_backend"),
+        verify=one_of("verify", VERIFY),
         host_copy_delay_us=number("host_copy_delay_us"),
         fault=parse_fault(text("fault_injection")),
     )

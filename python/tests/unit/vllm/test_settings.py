@@ -21,6 +21,7 @@ def test_defaults_are_those_of_the_table() -> None:
     assert str(settings.query_wait_us) == table["orbitkv.query_wait_us"]
     assert str(settings.load_wait_ms) == table["orbitkv.load_wait_ms"]
     assert settings.transfer_backend == table["orbitkv.transfer_backend"]
+    assert settings.verify == ""
     assert not settings.fault.on
 
 
@@ -40,11 +41,17 @@ def test_the_connector_key_wins_over_the_environment() -> None:
         # Who waits for no answer has none in time: three queries would open the breaker by themselves.
         ({"orbitkv.query_wait_us": 0}, "query_wait_us is 0 us; it must be from 100 to"),
         ({"orbitkv.fault_injection": "everything"}, "corrupt-restore"),
+        ({"orbitkv.verify": "cpu"}, "verify is 'cpu'; it may be empty, gpu"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(extra: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         read_settings(extra, {})
+
+
+def test_verification_is_read_from_either_place() -> None:
+    assert read_settings({"orbitkv.verify": "gpu"}, {}).verify == "gpu"
+    assert read_settings({}, {"ORBITKV_VERIFY": "gpu"}).verify == "gpu"
 
 
 def test_faults_are_read() -> None:
