@@ -118,6 +118,7 @@ var managerWatched = []watch{
 	{name: "orbitkv_save_bytes_total"},
 	{name: "orbitkv_cache_block_hits_total"},
 	{name: "orbitkv_cache_block_misses_total"},
+	{name: "orbitkv_cache_block_not_mapped_total"},
 	{name: "orbitkv_cache_block_insertions_total"},
 	{name: "orbitkv_cache_block_evictions_total"},
 	{name: "orbitkv_pool_alloc_failures_total"},

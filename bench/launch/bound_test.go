@@ -91,7 +91,7 @@ func loud(t *testing.T, logs logBounds) (stack *Stack, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ready(t.Context(), http.DefaultClient, stack.Engine()+"/loud")
+	fetch(t.Context(), http.DefaultClient, stack.Engine()+"/loud")
 	return stack, filepath.Join(folder, "engine.log")
 }
 
@@ -102,7 +102,7 @@ func TestALoudEngineGoesOn(t *testing.T) {
 			break
 		}
 	}
-	if !ready(t.Context(), http.DefaultClient, stack.Engine()+"/health") {
+	if _, ok := fetch(t.Context(), http.DefaultClient, stack.Engine()+"/health"); !ok {
 		t.Error("the engine does not answer any more")
 	}
 	if err := stack.Stop(); err != nil {

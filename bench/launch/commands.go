@@ -28,7 +28,8 @@ type process struct {
 	command     []string
 	environment map[string]string // that is set on top of the inherited one
 	port        int
-	health      string // path that answers 200 when it is ready
+	health      string                                      // path that answers 200 when it is ready
+	judge       func(answer []byte) (ready bool, err error) // of an answer of 200; nil where 200 is enough
 	files       map[string]string
 }
 
@@ -206,7 +207,29 @@ func managerProcess(s *Spec, at layout) process {
 	if s.Options.QueryBudgetGiB > 0 {
 		line = append(line, "--query-budget", strconv.FormatInt(int64(s.Options.QueryBudgetGiB*gib), 10))
 	}
-	return process{part: record.PartManager, command: line, environment: map[string]string{}, port: at.service, health: "/readyz"}
+	return process{
+		part: record.PartManager, command: line, environment: map[string]string{}, port: at.service, health: "/status", judge: populated,
+	}
+}
+
+// populated says whether the status of a Manager shows its whole pool in memory. A Manager serves from its first arena on; a measurement waits for all of
+// them, so that no request pays for their first touch, and every engine registers the same ones.
+func populated(answer []byte) (bool, error) {
+	var status struct {
+		SocketError string `json:"socket_error"`
+		Pool        struct {
+			Configured uint64 `json:"configured_bytes"`
+			Populated  uint64 `json:"populated_bytes"`
+			Error      string `json:"error"`
+		} `json:"pool"`
+	}
+	switch err := json.Unmarshal(answer, &status); {
+	case err != nil:
+		return false, fmt.Errorf("its status is none of a Manager: %w", err)
+	case status.Pool.Error != "":
+		return false, fmt.Errorf("%d of the %d bytes of its pool are populated, and no more will be: %s", status.Pool.Populated, status.Pool.Configured, status.Pool.Error)
+	}
+	return status.SocketError == "" && status.Pool.Configured > 0 && status.Pool.Populated == status.Pool.Configured, nil
 }
 
 // lmcacheProcess is LMCache's daemon. Its counters are served by its HTTP port; its own port for them stays closed beside that one.

@@ -40,7 +40,11 @@ func describe(t *testing.T, s Spec) string {
 	}
 	var out strings.Builder
 	for _, p := range processes {
-		fmt.Fprintf(&out, "%s, ready when %s%s answers 200\n", p.part, p.url(), p.health)
+		what := "answers 200"
+		if p.judge != nil {
+			what += " and says so"
+		}
+		fmt.Fprintf(&out, "%s, ready when %s%s %s\n", p.part, p.url(), p.health, what)
 		fmt.Fprintf(&out, "  %s\n", strings.ReplaceAll(strings.Join(p.command, " "), " --", "\n    --"))
 		for _, name := range slices.Sorted(maps.Keys(p.environment)) {
 			fmt.Fprintf(&out, "  %s=%s\n", name, p.environment[name])

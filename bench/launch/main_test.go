@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -38,6 +39,7 @@ const (
 	modeStubborn = "stubborn" // the same, and it ignores SIGTERM
 	modeDie      = "die"      // it writes a traceback and ends
 	modeSilent   = "silent"   // it never listens
+	modeShort    = "short"    // the same, beside a Manager that lacks memory
 	modeLate     = "late"     // it becomes ready, and ends on its own when it is asked for /die
 )
 
@@ -98,6 +100,7 @@ func fakeServer(mode string) error {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("/status", fakeStatus)
 	mux.HandleFunc("/die", func(http.ResponseWriter, *http.Request) {
 		fmt.Println("ERROR the device fell off the bus")
 		os.Exit(7)
@@ -109,6 +112,17 @@ func fakeServer(mode string) error {
 	})
 	return http.ListenAndServe("127.0.0.1:"+port, mux)
 }
+
+// fakeStatus is a Manager that populates half of its pool between two questions, and whose pool stays so in the mode modeShort.
+func fakeStatus(w http.ResponseWriter, _ *http.Request) {
+	populated, trouble := min(asked.Add(1)*4, 8), ""
+	if os.Getenv(modeVariable) == modeShort {
+		populated, trouble = 4, "no memory"
+	}
+	fmt.Fprintf(w, `{"pool": {"configured_bytes": 8, "populated_bytes": %d, "error": %q}}`, populated, trouble)
+}
+
+var asked atomic.Int64 // how often
 
 // loudLines is how many lines an engine prints that is asked for /loud.
 const loudLines = 10_000

@@ -19,7 +19,7 @@ const (
 	readyLimit = 900 * time.Second // a slow machine is no failure, only a dead process or this limit is
 	readyEvery = 250 * time.Millisecond
 	askLimit   = 10 * time.Second // of one question whether it is ready
-	bodyAtMost = 64 << 10         // of its answer
+	bodyAtMost = 1 << 20          // of its answer
 )
 
 // lastShare is the least of a bounded stop that a process keeps while those before it are ended; a Manager or a daemon needs it to remove its shared memory.
@@ -154,7 +154,10 @@ func (k *Stack) await(ctx context.Context, c *child) error {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // another server's health is not this one's
 	}
 	for {
-		if ready(ctx, client, c.url()+c.health) {
+		switch done, err := c.ready(ctx, client); {
+		case err != nil:
+			return &StartError{c.part, c.report(err.Error()), c.log}
+		case done:
 			return nil
 		}
 		select {
@@ -162,7 +165,7 @@ func (k *Stack) await(ctx context.Context, c *child) error {
 			<-c.gone // what it left behind has written its last words
 			return &StartError{c.part, c.report("it ended with " + c.howEnded() + " while starting"), c.log}
 		case <-limit.C:
-			return &StartError{c.part, c.report(fmt.Sprintf("it did not answer %s with 200 within %v; the last that its log says", c.health, k.limit)), c.log}
+			return &StartError{c.part, c.report(fmt.Sprintf("it did not answer %s as one that is ready within %v; the last that its log says", c.health, k.limit)), c.log}
 		case <-ctx.Done():
 			return fmt.Errorf("the start of the %s was broken off: %w", c.part, context.Cause(ctx))
 		case <-tick.C:
@@ -170,19 +173,28 @@ func (k *Stack) await(ctx context.Context, c *child) error {
 	}
 }
 
-// ready says whether a process answers 200.
-func ready(ctx context.Context, client *http.Client, url string) bool {
+// ready says whether a process is. The error says why it never will be.
+func (p *process) ready(ctx context.Context, client *http.Client) (bool, error) {
+	body, ok := fetch(ctx, client, p.url()+p.health)
+	if !ok || p.judge == nil {
+		return ok, nil
+	}
+	return p.judge(body)
+}
+
+// fetch returns what a process answers, and whether it answers 200.
+func fetch(ctx context.Context, client *http.Client, url string) (body []byte, ok bool) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return false
+		return nil, false
 	}
 	answer, err := client.Do(request)
 	if err != nil {
-		return false
+		return nil, false
 	}
 	defer answer.Body.Close()
-	_, err = io.Copy(io.Discard, io.LimitReader(answer.Body, bodyAtMost))
-	return err == nil && answer.StatusCode == http.StatusOK
+	body, err = io.ReadAll(io.LimitReader(answer.Body, bodyAtMost))
+	return body, err == nil && answer.StatusCode == http.StatusOK
 }
 
 // Engine returns the base address of the engine.

@@ -42,7 +42,7 @@ func TestStackStartsAndLeavesNothing(t *testing.T) {
 	}
 	processes := tree(t, pids, treeSize)
 	for _, address := range []string{stack.Engine(), stack.Manager()} {
-		if !ready(t.Context(), http.DefaultClient, address+"/health") {
+		if _, ok := fetch(t.Context(), http.DefaultClient, address+"/health"); !ok {
 			t.Errorf("%s does not answer", address)
 		}
 	}
@@ -80,6 +80,36 @@ func TestStackStartsAndLeavesNothing(t *testing.T) {
 	case reason := <-stack.Died():
 		t.Errorf("an end that was asked for is told as a death: %s", reason)
 	default:
+	}
+}
+
+func TestAManagerIsReadyWithItsWholePool(t *testing.T) {
+	for answer, want := range map[string]bool{
+		`{"pool": {"configured_bytes": 8, "populated_bytes": 8}}`:                            true,
+		`{"pool": {"configured_bytes": 8, "populated_bytes": 7}}`:                            false,
+		`{"pool": {"configured_bytes": 0, "populated_bytes": 0}}`:                            false,
+		`{"pool": {"configured_bytes": 8, "populated_bytes": 8}, "socket_error": "is gone"}`: false,
+	} {
+		if got, err := populated([]byte(answer)); err != nil || got != want {
+			t.Errorf("%s is ready: %t, %v; want %t", answer, got, err, want)
+		}
+	}
+	if _, err := populated([]byte("ok")); err == nil {
+		t.Error("what is no status is taken for one")
+	}
+}
+
+func TestAPoolThatStaysSmallerEndsTheStart(t *testing.T) {
+	folder, pids := setMode(t, modeShort)
+	_, err := Start(t.Context(), testSpec(folder, record.OrbitKV), nil)
+	var failure *StartError
+	if !errors.As(err, &failure) || failure.Part != record.PartManager || !strings.Contains(failure.Reason, "4 of the 8 bytes of its pool are populated, and no more will be: no memory") {
+		t.Fatalf("the start ended with %v", err)
+	}
+	for _, p := range tree(t, pids, treeSize/2) {
+		if alive(p.Pid) {
+			t.Errorf("process %d outlives the failed start", p.Pid)
+		}
 	}
 }
 
@@ -240,7 +270,7 @@ func TestDeathIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	processes := tree(t, pids, treeSize/2)
-	if ready(t.Context(), http.DefaultClient, stack.Engine()+"/die") {
+	if _, ok := fetch(t.Context(), http.DefaultClient, stack.Engine()+"/die"); ok {
 		t.Error("the engine answered although it ended")
 	}
 	want := "the engine ended on its own with exit status 7: ERROR the device fell off the bus"
@@ -283,7 +313,7 @@ func TestEngineThatNeverGetsReady(t *testing.T) {
 	}
 	_, err := start(t.Context(), testSpec(folder, record.Native), running, 50*time.Millisecond, ordinaryLog)
 	var failure *StartError
-	if !errors.As(err, &failure) || !strings.Contains(failure.Reason, "/health with 200 within 50ms") || !strings.Contains(failure.Reason, "INFO loading weights") {
+	if !errors.As(err, &failure) || !strings.Contains(failure.Reason, "/health as one that is ready within 50ms") || !strings.Contains(failure.Reason, "INFO loading weights") {
 		t.Fatalf("the start ended with %v", err)
 	}
 	awaitGone(t, tree(t, pids, 1))

@@ -12,6 +12,9 @@ import (
 	"orbitkv/internal/doctor"
 )
 
+// transferAuto lets OrbitKV choose who copies; it is its default.
+const transferAuto = "auto"
+
 // backends are those that there are.
 var backends = []string{record.Native, record.CPU, record.OrbitKV, record.LMCache, record.FlexKV}
 
@@ -58,14 +61,10 @@ func checkBackends(a *Ask) error {
 			return fmt.Errorf("--%s: %s is named twice: name each backend once; --order %s measures each twice", FlagBackend, backend, Pairs)
 		}
 	}
-	if a.Device == launch.OnCUDA && slices.Contains(a.Backends, record.OrbitKV) {
-		return fmt.Errorf("--%s: %s with --device %s: this version's adapters refuse KV pools in device memory, because it has no device transfer backend: "+
-			"measure the other backends on the GPU, or take --device %s", FlagBackend, record.OrbitKV, launch.OnCUDA, launch.OnCPU)
-	}
 	return nil
 }
 
-// The three checks that follow refuse what the Manager and the adapters of this version cannot do.
+// The two checks that follow refuse what the Manager of this version cannot do.
 
 func checkSSD(a *Ask) error {
 	if a.SSDGiB < 0 || math.IsNaN(a.SSDGiB) {
@@ -87,11 +86,14 @@ func checkWarmup(a *Ask) error {
 	return nil
 }
 
+// checkTransfer refuses what the adapters would refuse when the engine starts: the processor copies host memory, and the device copies its own.
 func checkTransfer(a *Ask) error {
-	if a.TransferBackend != "" && a.TransferBackend != "host" {
-		return fmt.Errorf("--%s %s: this version has no device transfer backend, only host: say host, or leave the flag out", FlagTransfer, a.TransferBackend)
+	able := map[string][]string{launch.OnCPU: {transferAuto, "host"}, launch.OnCUDA: {transferAuto, "direct", "kernel"}}[a.Device]
+	if a.TransferBackend == "" || len(able) == 0 || slices.Contains(able, a.TransferBackend) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("--%s: OrbitKV does not copy by %q with --device %s: name %s, or leave the flag out for %s",
+		FlagTransfer, a.TransferBackend, a.Device, strings.Join(able, " or "), transferAuto)
 }
 
 func checkOrbitKVOnly(a *Ask) error {

@@ -315,7 +315,7 @@ func managerMetrics(w io.Writer, loaded, leases float64) {
 		fmt.Fprintf(w, "%s 0\n", name)
 	}
 	for _, name := range []string{
-		"load_failures", "save_bytes", "cache_block_hits", "cache_block_misses", "cache_block_insertions", "cache_block_evictions", "pool_alloc_failures", "busy",
+		"load_failures", "save_bytes", "cache_block_hits", "cache_block_misses", "cache_block_not_mapped", "cache_block_insertions", "cache_block_evictions", "pool_alloc_failures", "busy",
 		"query_budget_waits", "query_budget_bypasses",
 	} {
 		fmt.Fprintf(w, "orbitkv_%s_total 0\n", name)

@@ -91,7 +91,11 @@ func numberOf(arguments []string, name string) int {
 // serveManager is a Cache Manager that counts what the engine on its socket restored.
 func serveManager(arguments []string) error {
 	loaded := loadedPath(flagOf(arguments, "--socket"))
-	return http.ListenAndServe(flagOf(arguments, "--http-addr"), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	return http.ListenAndServe(flagOf(arguments, "--http-addr"), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/status" {
+			fmt.Fprint(w, `{"pool": {"configured_bytes": 1, "populated_bytes": 1}}`)
+			return
+		}
 		text, _ := os.ReadFile(loaded) // absent before the first restore
 		bytes, _ := strconv.ParseFloat(string(text), 64)
 		managerMetrics(w, bytes, 0)

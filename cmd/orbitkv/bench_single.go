@@ -73,7 +73,7 @@ func singleNodeFlags(f *pflag.FlagSet, ask *single.Ask) {
 	f.Float64Var(&ask.QueryBudgetGiB, single.FlagQueryBudget, 0, "`GiB` that queries of OrbitKV may hold (default of the Manager)")
 	f.Float64Var(&ask.SSDGiB, "ssd-gib", 0, "`GiB` of SSD behind host memory; refused by this version")
 	f.StringVar(&ask.QueueWarmup, "queue-warmup", ask.QueueWarmup, "`on or off`: reads for queued requests; on is refused by this version")
-	f.StringVar(&ask.TransferBackend, single.FlagTransfer, "", "OrbitKV's transfer `backend`: host")
+	f.StringVar(&ask.TransferBackend, single.FlagTransfer, "", "OrbitKV's transfer `backend`: auto, host, direct or kernel (default auto)")
 	f.BoolVar(&ask.TraceTransfers, single.FlagTrace, false, "keep the timeline of OrbitKV's restores")
 	f.IntSliceVar(&ask.Concurrencies, single.FlagConcurrencies, ask.Concurrencies, "`requests` at a time")
 	f.IntVar(&ask.DurationSeconds, single.FlagDuration, ask.DurationSeconds, "`seconds` in which a sustained window admits requests")

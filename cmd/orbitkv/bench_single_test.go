@@ -13,8 +13,8 @@ import (
 
 func TestSingleNodeRefusesWithEveryReasonBeforeItWritesAnything(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "out")
-	_, errs, code := run(t, "bench", "single-node", "--engine", "vllm", "--model", t.TempDir(), "--device", "cuda", "--backend", "native,orbitkv",
-		"--ssd-gib", "10", "--queue-warmup", "on", "--orbitkv-transfer-backend", "kernel", "--working-set", "3", "--lengths", "16384", "--output", folder)
+	_, errs, code := run(t, "bench", "single-node", "--engine", "vllm", "--model", t.TempDir(), "--device", "cuda", "--backend", "native,orbitkv,native",
+		"--ssd-gib", "10", "--queue-warmup", "on", "--orbitkv-transfer-backend", "host", "--working-set", "3", "--lengths", "16384", "--output", folder)
 	if code != 1 {
 		t.Errorf("exit code %d", code)
 	}
