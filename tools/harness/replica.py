@@ -198,7 +198,7 @@ class Replica:
             offsets, offset = located(self.namespace, rank.number, locations)
             plan = CopyPlan(rank.layout, blocks, offsets[first : first + count], offset)
             report = Report(rank, lease, count, first)
-            transfers.append((rank, blocks, rank.backend.restore(plan, on_done=report.restored), report))
+            transfers.append((rank, blocks, rank.backend.restore([plan], on_done=report.restored)[0], report))
         for rank, blocks, transfer, report in transfers:
             if not transfer.wait_all(COPY_LIMIT_S):
                 raise AssertionError("a restore failed in the backend")

@@ -99,7 +99,7 @@ def test_publish_then_restore_moves_exactly_the_bytes(spacing: str, offset: int)
         plan = CopyPlan(engine.layout, sources, locations, offset)
         assert backend.publish(plan, on_done=ignore).wait_all(DEADLINE)
         assert (stored(arenas, locations, offset, engine.layout.slice_bytes) == engine.slices(sources)).all()
-        back = backend.restore(CopyPlan(other.layout, targets, locations, offset), on_done=ignore)
+        back = backend.restore([CopyPlan(other.layout, targets, locations, offset)], on_done=ignore)[0]
         assert back.wait_all(DEADLINE)
         assert back.bytes == count * engine.layout.slice_bytes
     assert (other.slices(targets) == engine.slices(sources)).all()
@@ -122,7 +122,7 @@ def test_layers_arrive_in_forward_order_and_the_first_before_the_last() -> None:
 
     with HostBackend(before_layer=hold) as backend:
         backend.register_arena(arena(0, UNIT * 64))
-        restore = backend.restore(CopyPlan(engine.layout, np.array([3]), locate(0, np.array([0]))), on_done=ignore)
+        restore = backend.restore([CopyPlan(engine.layout, np.array([3]), locate(0, np.array([0])))], on_done=ignore)[0]
         for layer in range(4):
             assert not restore.layer_ready(layer)
             with pytest.raises(TransferStalled):
@@ -147,7 +147,7 @@ def test_a_reader_that_forgets_a_wait_sees_old_bytes() -> None:
         store = arena(0, UNIT * 64)
         backend.register_arena(store)
         old = engine.slices(np.array([2])).copy()
-        restore = backend.restore(CopyPlan(engine.layout, np.array([2]), locate(0, np.array([0]))), on_done=ignore)
+        restore = backend.restore([CopyPlan(engine.layout, np.array([2]), locate(0, np.array([0])))], on_done=ignore)[0]
         assert restore.wait_layer(0, DEADLINE)
         now = engine.slices(np.array([2]))
         half = engine.layout.layers[1].offset
@@ -158,27 +158,110 @@ def test_a_reader_that_forgets_a_wait_sees_old_bytes() -> None:
         assert (engine.slices(np.array([2])) == 0xEE).all()
 
 
-def test_a_publish_waits_for_its_gate_and_lets_restores_pass() -> None:
+def test_a_group_is_copied_layer_by_layer_over_all_of_its_plans() -> None:
+    engine, store = Engine(3, 16), arena(0, UNIT * 64)
+    store.view[...] = np.random.default_rng(4).integers(0, 256, store.bytes, np.uint8)
+    order: list[tuple[str, int]] = []
+
+    def note(transfer: Transfer, layer: int) -> None:
+        order.append((transfer.plan.request, layer))
+
+    blocks = {"a": np.array([3, 1]), "b": np.array([2]), "c": np.array([7, 9, 8])}
+    offsets = {"a": np.array([0, 5]) * UNIT * 2, "b": np.array([3]) * UNIT * 2, "c": np.array([9, 8, 7]) * UNIT * 2}
+    ended: list[str] = []
+    with HostBackend(before_layer=note) as backend:
+        backend.register_arena(store)
+        plans = [CopyPlan(engine.layout, blocks[name], locate(0, offsets[name]), request=name) for name in blocks]
+        restores = backend.restore(plans, on_done=lambda each: ended.append(each.plan.request))
+        assert all(each.join(DEADLINE) for each in restores)
+    assert order == [(name, layer) for layer in range(3) for name in "abc"]
+    assert ended == ["a", "b", "c"]
+    for restore, (name, mine) in zip(restores, blocks.items(), strict=True):
+        wanted = stored({0: store}, locate(0, offsets[name]), 0, engine.layout.slice_bytes)
+        assert (engine.slices(mine) == wanted).all()
+        times = restore.times
+        assert times is not None
+        assert (times.pieces, times.copies, times.thread) == (6 * 3, 3 * 3, "orbitkv-restore")
+        assert 0 < times.build_seconds <= times.first_layer_seconds <= times.last_layer_seconds
+
+
+def test_one_plan_of_a_group_fails_alone() -> None:
+    engine = Engine(3, 8)
+
+    def before(transfer: Transfer, layer: int) -> None:
+        if transfer.plan.request == "bad" and layer == 1:
+            raise OSError("by the test")
+
+    ended: dict[str, bool] = {}
+
+    def note(transfer: Transfer) -> None:
+        assert transfer.plan.request not in ended, "a plan is reported once"
+        ended[transfer.plan.request] = transfer.ok
+
+    with HostBackend(before_layer=before) as backend:
+        backend.register_arena(arena(0, UNIT * 64))
+        names = {"good": 1, "bad": 2, "other": 3}
+        plans = [CopyPlan(engine.layout, np.array([n]), locate(0, np.array([0])), request=k) for k, n in names.items()]
+        good, bad, other = backend.restore(plans, on_done=note)
+        assert good.join(DEADLINE)
+        assert other.join(DEADLINE)
+        assert bad.wait_layer(0, DEADLINE)
+        assert not bad.wait_layer(1, DEADLINE)
+        assert not bad.join(DEADLINE)
+        assert bad.times is None
+    assert ended == {"good": True, "bad": False, "other": True}
+
+
+def test_a_group_is_taken_as_a_whole_or_not_at_all() -> None:
+    engine, twin = Engine(2, 8), Engine(2, 8)
+    here = locate(0, np.array([0]))
+    good = CopyPlan(engine.layout, np.array([1]), here)
+    wrong: list[tuple[list[CopyPlan], str]] = [
+        ([], "without plans"),
+        ([good, CopyPlan(engine.layout, np.array([8]), here)], "block 8"),
+        ([good, CopyPlan(engine.layout, np.array([1]), here)], "two plans"),
+        ([good, CopyPlan(twin.layout, np.array([2]), here)], "layouts"),
+        ([good, CopyPlan(engine.layout, np.array([2]), locate(3, np.array([0])))], "arena 3"),
+    ]
+    before = engine.slices(np.arange(8))
+    with HostBackend(queue_max=1) as backend:
+        backend.register_arena(arena(0, UNIT * 64))
+        for plans, words in wrong:
+            with pytest.raises(TransferError, match=words):
+                backend.restore(plans, on_done=lambda _: pytest.fail("it was not submitted"))
+        with pytest.raises(TransferError, match="wait already"):
+            backend.restore([good, CopyPlan(engine.layout, np.array([2]), here)], on_done=ignore)
+        assert backend.refused == 2
+        backend.check()
+    assert (engine.slices(np.arange(8)) == before).all()
+
+
+def test_restores_pass_a_publish_that_stands() -> None:
     engine = Engine(2, 8)
     engine.fill(6)
     order: list[str] = []
-    gate = threading.Event()
+    begun, go = threading.Event(), threading.Event()
 
     def note(name: str) -> Callable[[Transfer], None]:
         return lambda _: order.append(name)
 
-    with HostBackend() as backend:
+    def hold(transfer: Transfer, _: int) -> None:
+        if transfer.plan.request == "publish":
+            begun.set()
+            assert go.wait(DEADLINE)
+
+    with HostBackend(before_layer=hold) as backend:
         store = arena(0, UNIT * 64)
         backend.register_arena(store)
         location = locate(0, np.array([0]))
-        saved = CopyPlan(engine.layout, np.array([1]), location)
-        publish = backend.publish(saved, after=gate, on_done=note("publish"))
+        saved = CopyPlan(engine.layout, np.array([1]), location, request="publish")
+        publish = backend.publish(saved, on_done=note("publish"))
+        assert begun.wait(DEADLINE)
         for _ in range(20):
             plan = CopyPlan(engine.layout, np.array([2]), location)
-            assert backend.restore(plan, on_done=note("restore")).wait_all(DEADLINE)
+            assert backend.restore([plan], on_done=note("restore"))[0].wait_all(DEADLINE)
         assert not publish.done
-        engine.fill(7)
-        gate.set()
+        go.set()
         assert publish.wait_all(DEADLINE)
         assert (store.view[: engine.layout.slice_bytes] == engine.slices(np.array([1]))[0]).all()
     assert order == ["restore"] * 20 + ["publish"]
@@ -202,7 +285,9 @@ def test_a_running_publish_steps_aside_for_a_restore_but_not_for_ever() -> None:
         location = locate(0, np.array([0]))
         publish = backend.publish(CopyPlan(engine.layout, np.array([1]), location, request="publish"), on_done=ignore)
         assert reached.wait(DEADLINE)
-        restore = backend.restore(CopyPlan(engine.layout, np.array([2]), location, request="restore"), on_done=ignore)
+        restore = backend.restore(
+            [CopyPlan(engine.layout, np.array([2]), location, request="restore")], on_done=ignore
+        )[0]
         assert restoring.wait(DEADLINE)
         go.set()
         assert publish.wait_all(DEADLINE), "a publish must not starve while a restore stands"
@@ -229,7 +314,12 @@ def test_a_copying_thread_outlives_a_fault(kind: str, fault: type[Exception]) ->
 
     with HostBackend(before_layer=before) as backend:
         backend.register_arena(store)
-        submit: Callable[..., Transfer] = getattr(backend, kind)
+
+        def submit(plan: CopyPlan, on_done: Callable[[Transfer], None]) -> Transfer:
+            if kind == "restore":
+                return backend.restore([plan], on_done=on_done)[0]
+            return backend.publish(plan, on_done=on_done)
+
         plan = CopyPlan(engine.layout, np.array([1], np.int64), locate(0, np.zeros(1, np.int64)))
         first = submit(plan, on_done=raising)
         assert ended.wait(DEADLINE)
@@ -246,7 +336,7 @@ def test_closing_lets_go_of_the_arenas() -> None:
     backend.register_arena(Arena(0, -1, UNIT * 64, memory))
     del memory
     plan = CopyPlan(engine.layout, np.array([1]), locate(0, np.array([0])))
-    assert backend.restore(plan, on_done=ignore).wait_all(DEADLINE)
+    assert backend.restore([plan], on_done=ignore)[0].wait_all(DEADLINE)
     assert view() is not None
     backend.close()
     assert view() is None, "a dead Manager's memory would stay mapped"
@@ -276,16 +366,16 @@ def test_closing_finishes_every_accepted_restore_and_fails_publishes_that_have_n
     backend.register_arena(arena(0, UNIT * 64))
     backend.publish(plan("publish", 0), on_done=note)
     assert begun["publish"].wait(DEADLINE)
-    backend.restore(plan("restore", 1), on_done=note)
+    backend.restore([plan("restore", 1)], on_done=note)
     assert begun["restore"].wait(DEADLINE)
-    waiting = [backend.restore(plan(f"restore {block}", block), on_done=note) for block in range(2, 8)]
+    waiting = [backend.restore([plan(f"restore {block}", block)], on_done=note)[0] for block in range(2, 8)]
     unbegun = backend.publish(plan("later publish", 1), on_done=note)
     closer = threading.Thread(target=backend.close)
     closer.start()
     held["publish"].set()
     assert unbegun.wait_all(DEADLINE) is False
     with pytest.raises(TransferError, match="closed"):
-        backend.restore(plan("late", 1), on_done=ignore)
+        backend.restore([plan("late", 1)], on_done=ignore)
     assert not any(each.done for each in waiting), "they wait for the one that runs"
     held["restore"].set()
     closer.join(DEADLINE)
@@ -294,16 +384,6 @@ def test_closing_finishes_every_accepted_restore_and_fails_publishes_that_have_n
     assert all(results.values())
     assert len(results) == 8
     assert (engine.slices(np.arange(1, 8)) == engine.slices(np.array([0]))).all()
-
-
-def test_closing_fails_a_publish_whose_sources_are_not_written() -> None:
-    engine = Engine(2, 8)
-    backend = HostBackend()
-    backend.register_arena(arena(0, UNIT * 64))
-    plan = CopyPlan(engine.layout, np.array([1]), locate(0, np.array([0])))
-    gated = backend.publish(plan, after=threading.Event(), on_done=ignore)
-    backend.close()
-    assert gated.failed
 
 
 def test_bounds_are_checked_before_a_byte_moves() -> None:
@@ -326,10 +406,10 @@ def test_bounds_are_checked_before_a_byte_moves() -> None:
         backend.register_arena(arena(0, padded(size) * 2))
         for plan, words in wrong:
             with pytest.raises(TransferError, match=words):
-                backend.restore(plan, on_done=ignore)
+                backend.restore([plan], on_done=ignore)
         backend.unregister_arena(0)
         with pytest.raises(TransferError, match="not registered"):
-            backend.restore(CopyPlan(engine.layout, np.array([1]), one), on_done=ignore)
+            backend.restore([CopyPlan(engine.layout, np.array([1]), one)], on_done=ignore)
 
 
 def test_a_full_queue_refuses_and_counts() -> None:
@@ -343,11 +423,11 @@ def test_a_full_queue_refuses_and_counts() -> None:
     with HostBackend(before_layer=hold, queue_max=2) as backend:
         backend.register_arena(arena(0, UNIT * 64))
         plan = CopyPlan(engine.layout, np.array([1]), locate(0, np.array([0])))
-        accepted = [backend.restore(plan, on_done=ignore)]
+        accepted = [backend.restore([plan], on_done=ignore)[0]]
         assert begun.wait(DEADLINE)
-        accepted += [backend.restore(plan, on_done=ignore) for _ in range(2)]
+        accepted += [backend.restore([plan], on_done=ignore)[0] for _ in range(2)]
         with pytest.raises(TransferError, match="2 plans with"):
-            backend.restore(plan, on_done=ignore)
+            backend.restore([plan], on_done=ignore)
         assert backend.refused == 1
         go.set()
         assert all(t.wait_all(DEADLINE) for t in accepted)
@@ -374,8 +454,9 @@ def test_layouts_are_read_from_strides() -> None:
 
 
 def test_the_factory_names_what_exists() -> None:
-    backend = make_backend("host", layer_delay_us=1)
+    layout = Engine(1, 1).layout
+    backend = make_backend("host", layout=layout, layer_delay_us=1)
     assert backend.name == "host"
     backend.close()
     with pytest.raises(ConfigurationError, match="host"):
-        make_backend("warp")
+        make_backend("warp", layout=layout)

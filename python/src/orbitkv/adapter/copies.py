@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from orbitkv.adapter.attachment import Attachment, RankPlace
+from orbitkv.adapter.backends import BackendChoice
 from orbitkv.adapter.golden import GoldenCheck, GoldenResult, PageAccess, TensorCheck
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.plans import PublishPlan, RestorePlan, SlicePlace, slice_of
@@ -21,7 +22,7 @@ from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.errors import ConfigurationError, OrbitKVError
 from orbitkv.timeline import Stage, Timeline
-from orbitkv.transfer import CopyPlan, Gate, KVLayout, Restore, Transfer, make_backend
+from orbitkv.transfer import CopyPlan, CopyTimes, KVLayout, Restore, Transfer
 
 POISON = 0x5A
 
@@ -48,32 +49,43 @@ class Copies:
         self,
         attachment: Attachment,
         slices: tuple[SlicePlace, ...],
-        plan: RestorePlan,
-        ended: Callable[[Transfer], None] = lambda _: None,
-    ) -> Restore:
-        """Submit a restore of a begun lease. OrbitKVError when nothing was submitted, which has been reported."""
+        plans: Sequence[RestorePlan],
+        ended: Callable[[RestorePlan, Transfer], None] = lambda _, __: None,
+    ) -> list[Restore]:
+        """Submit restores of begun leases, those of one engine step, as one group.
+
+        OrbitKVError when nothing was submitted: every plan has been reported, and `ended` is not called.
+        """
         begin = self.clock()
         if self.settings.fault.poison_destination:
-            for layer in range(len(self.layout.layers)):
-                self.overwrite(layer, plan, lambda content: np.full_like(content, POISON))
+            self._poison(plans)
+        submitted: dict[int, RestorePlan] = {}  # by the identity of the copies' plan, which its transfer keeps
 
         def done(transfer: Transfer) -> None:
+            plan = submitted[id(transfer.plan)]
             try:
                 attachment.restored(plan.lease, transfer.ok, plan.pages)
                 self._count_restore(transfer, begin)
             finally:
-                ended(transfer)
+                ended(plan, transfer)
 
         try:
             place = slice_of(slices, self.place.slice_rank)
-            copies = CopyPlan(self.layout, plan.blocks, plan.locations[place.part], place.offset, plan.request)
-            restore = attachment.backend.restore(copies, on_done=done)
+            copies = [
+                CopyPlan(self.layout, plan.blocks, plan.locations[place.part], place.offset, plan.request)
+                for plan in plans
+            ]
+            submitted.update((id(copy), plan) for copy, plan in zip(copies, plans, strict=True))
+            restores = attachment.backend.restore(copies, on_done=done)
         except OrbitKVError:
-            attachment.restored(plan.lease, False, plan.pages)
-            self.stats.count("load_failure")
+            for plan in plans:
+                attachment.restored(plan.lease, False, plan.pages)
+                self.stats.count("load_failure")
             raise
-        self.timeline.record(Stage.RESTORE_SUBMIT, plan.request, pages=len(plan.blocks), bytes=copies.bytes)
-        return restore
+        if self.timeline.enabled:
+            for copy in copies:
+                self.timeline.record(Stage.RESTORE_SUBMIT, copy.request, pages=copy.pages, bytes=copy.bytes)
+        return restores
 
     def publish(
         self,
@@ -81,9 +93,11 @@ class Copies:
         slices: tuple[SlicePlace, ...],
         plan: PublishPlan,
         ended: Callable[[bool], None],
-        after: Gate | None = None,
     ) -> None:
-        """Submit a publish. `ended(ok)` is called once: nobody reads the plan's blocks any more."""
+        """Submit a publish of pages that the engine has launched the writing of.
+
+        `ended(ok)` is called once: nobody reads the plan's blocks any more.
+        """
         begin = self.clock()
         ranges = [(int(plan.ordinals[0]), len(plan.ordinals))]
 
@@ -101,7 +115,7 @@ class Copies:
         try:
             place = slice_of(slices, self.place.rank)
             copies = CopyPlan(self.layout, plan.blocks, plan.locations[place.part], place.offset)
-            attachment.backend.publish(copies, after=after, on_done=done)
+            attachment.backend.publish(copies, on_done=done)
         except OrbitKVError as fault:
             log.warning("publish of %d pages: %s; they stay unpublished", len(plan.blocks), fault)
             attachment.abandoned(plan.reservation, ranges)
@@ -114,16 +128,16 @@ class Copies:
         check = GoldenCheck(attachment.backend, self.layout, self.pages, seconds, attachment.client, attachment.tell)
         return check.run(source, target)
 
-    def prove_alone(self, source: int, target: int) -> GoldenResult:
+    def prove_alone(self, source: int, target: int, choice: BackendChoice) -> GoldenResult:
         """Run a round trip between two such blocks through memory of this process, without a Cache Manager."""
-        backend = make_backend(self.settings.transfer_backend)
+        backend = choice.make()
         try:
             return TensorCheck(backend, self.layout, self.pages, self.settings.call_seconds).run(source, target)
         finally:
             backend.close()
 
     def corrupt(self, layer: int, plan: RestorePlan) -> None:
-        """Invert one restored layer when that fault is injected."""
+        """Invert one restored layer when that fault is injected, on the calling thread's stream."""
         if self.settings.fault.corrupt_restore:
             self.overwrite(layer, plan, lambda content: ~content)
 
@@ -132,12 +146,28 @@ class Copies:
         for block in plan.blocks.tolist():
             self.pages.write(layer, block, change(self.pages.read(layer, block)))
 
+    def _poison(self, plans: Sequence[RestorePlan]) -> None:
+        for plan in plans:
+            for layer in range(len(self.layout.layers)):
+                self.overwrite(layer, plan, lambda content: np.full_like(content, POISON))
+        self.pages.settle()
+
     def _count_restore(self, transfer: Transfer, begin: float) -> None:
         self.stats.count("load_success" if transfer.ok else "load_failure")
         if transfer.ok:
             self.stats.count("load_bytes", transfer.bytes)
             self.stats.observe("load_duration_seconds", self.clock() - begin)
             self.stats.observe("load_blocks", transfer.plan.pages)
+        fields: dict[str, int | str] = {}
+        if (times := transfer.times) is not None:
+            self.stats.observe("restore_build_seconds", times.build_seconds)
+            self.stats.observe("restore_submit_seconds", times.submit_seconds)
+            self.stats.observe("restore_first_layer_seconds", times.first_layer_seconds)
+            self.stats.observe("restore_last_layer_seconds", times.last_layer_seconds)
+            self.stats.observe("restore_copies", times.copies)
+            self.stats.observe("restore_pieces", times.pieces)
+            fields = fields_of(times)
+        self.timeline.record(Stage.GPU_READY, transfer.plan.request, success=transfer.ok, **fields)
 
     def _count_publish(self, transfer: Transfer, begin: float) -> None:
         if transfer.ok:
@@ -147,6 +177,19 @@ class Copies:
             self.stats.observe("save_blocks", transfer.plan.pages)
         else:
             self.stats.count("save_failure", transfer.plan.pages)
+
+
+def fields_of(times: CopyTimes) -> dict[str, int | str]:
+    """Return the times of a restore as fields of its timeline record, in whole microseconds."""
+    return {
+        "build_us": round(times.build_seconds * 1e6),
+        "submit_us": round(times.submit_seconds * 1e6),
+        "copies": times.copies,
+        "pieces": times.pieces,
+        "first_layer_us": round(times.first_layer_seconds * 1e6),
+        "last_layer_us": round(times.last_layer_seconds * 1e6),
+        "thread": times.thread,
+    }
 
 
 def refuse_mismatch(result: GoldenResult) -> None:

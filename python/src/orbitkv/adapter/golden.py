@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from orbitkv._numa import NO_NODE
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.reports import Report
 from orbitkv.client import Arena, CacheManagerClient, Grant, State
-from orbitkv.errors import OrbitKVError, TransferError
+from orbitkv.errors import OrbitKVError, TransferError, TransferStalled
 from orbitkv.transfer import LOCATION_UNIT, CopyPlan, KVLayout, Transfer, TransferBackend
 
 log = logging.getLogger(LOGGER)
@@ -78,26 +78,28 @@ class RoundTrip:
                 return GoldenResult.MISMATCH
         return GoldenResult.PASSED
 
+    def _restore(self, plan: CopyPlan, on_done: Callable[[Transfer], None]) -> Transfer:
+        return self.backend.restore([plan], on_done=on_done)[0]
+
     def _copy(
         self, submit: Callable[..., Transfer], block: int, locations: npt.NDArray[np.uint64], offset: int
     ) -> bool:
-        done = threading.Event()
         plan = CopyPlan(self.layout, np.array([block], np.int64), np.ascontiguousarray(locations[:1]), offset)
-        options: dict[str, Any] = {"after": None} if submit == self.backend.publish else {}
         try:
-            transfer = submit(plan, on_done=lambda _: done.set(), **options)
+            transfer = submit(plan, on_done=lambda _: None)
         except TransferError as fault:
             log.warning("the golden round trip could not copy: %s", fault)
             return False
         # I2: the blocks are blanked, reported and given back only after the terminal result, however long it takes.
-        if not done.wait(self.seconds):
+        try:
+            return transfer.wait_all(self.seconds)
+        except TransferStalled:
             log.warning(
                 "a copy of the golden round trip has not ended after %g s: its two blocks stay lent until it does. "
                 "Real copies may be ahead of it in the queue",
                 self.seconds,
             )
-            done.wait()
-        return transfer.ok
+            return transfer.wait_all(threading.TIMEOUT_MAX)
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class GoldenCheck(RoundTrip):
                 return GoldenResult.NOT_RUN
             query.lease.begin(1)
             lease = query.lease.id
-            arrived = self._copy(self.backend.restore, target, query.lease.locations(0), offset)
+            arrived = self._copy(self._restore, target, query.lease.locations(0), offset)
             copied = self.layout.slice_bytes if arrived else 0
             self.tell(Report(lambda client: client.restored(lease, rank, arrived, copied, page), lease=lease))
             if not arrived:
@@ -170,7 +172,7 @@ class TensorCheck(RoundTrip):
         place = np.zeros(1, np.uint64)
         self._fill(seed, source, target)
         try:
-            for submit, block in ((self.backend.publish, source), (self.backend.restore, target)):
+            for submit, block in ((self.backend.publish, source), (self._restore, target)):
                 if not self._copy(submit, block, place, 0):
                     return GoldenResult.NOT_RUN
             return self._compare(seed, target)

@@ -14,20 +14,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from orbitkv._arenas import Arena
 from orbitkv._faults import FAULTS
 from orbitkv.errors import TransferError
 from orbitkv.transfer._pieces import Piece, copy_in, copy_out, pieces_of
-from orbitkv.transfer._plan import CopyPlan
-from orbitkv.transfer._transfer import Publish, Restore, Transfer
+from orbitkv.transfer._plan import CopyPlan, LayerLayout, check_group
+from orbitkv.transfer._transfer import CopyTimes, Publish, Restore, Transfer
 
 QUEUE_MAX = 1024  # plans that wait in one direction
 QUEUE_BYTES_MAX = 64 << 30  # bytes of the plans that wait in one direction
 YIELD_SECONDS = 0.05  # the longest that one publish batch steps aside for restores
-GATE_SECONDS = 0.1  # how often a publish that waits for its sources looks whether the backend closes
 
 log = logging.getLogger("orbitkv.transfer")
 
@@ -35,22 +34,39 @@ Done = Callable[[Transfer], None]
 LayerHook = Callable[[Transfer, int], None]
 
 
-class Gate(Protocol):
-    """See orbitkv.transfer.Gate."""
+class Part:
+    """One accepted plan with its checked pieces, and what its copy reports."""
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds; return whether the sources are written."""
-        ...
+    def __init__(self, transfer: Transfer, pieces: list[Piece], on_done: Done) -> None:
+        self.transfer = transfer
+        self.pieces = pieces
+        self.on_done = on_done
+        self.sound = True  # until a copy of it fails
+        self.first_layer = 0.0  # seconds of the clock when its first layer was in place
 
 
 class Job:
-    """One accepted plan with its checked pieces."""
+    """What one call submitted: the restores of one engine step, or one publish."""
 
-    def __init__(self, transfer: Transfer, pieces: list[Piece], after: Gate | None, on_done: Done) -> None:
-        self.transfer = transfer
-        self.pieces = pieces
-        self.after = after
-        self.on_done = on_done
+    def __init__(self, parts: list[Part], begin: float) -> None:
+        self.parts = parts
+        self.layers = parts[0].transfer.plan.layout.layers
+        self.bytes = sum(part.transfer.plan.bytes for part in parts)
+        self.begin = begin
+        self.built = time.monotonic()
+
+    def times(self, part: Part) -> CopyTimes:
+        """Return the times of one of its plans, which has just ended."""
+        now, layers = time.monotonic(), len(self.layers)
+        return CopyTimes(
+            build_seconds=self.built - self.begin,
+            submit_seconds=0.0,  # Whoever copies with the processor has nobody to hand operations to.
+            copies=sum(len(each.pieces) for each in self.parts) * layers,
+            pieces=sum(each.transfer.plan.pages for each in self.parts) * layers,
+            first_layer_seconds=part.first_layer - self.begin,
+            last_layer_seconds=now - self.begin,
+            thread=threading.current_thread().name,
+        )
 
 
 class HostBackend:
@@ -107,17 +123,24 @@ class HostBackend:
         with self._lock:
             self._arenas.pop(arena, None)
 
-    def restore(self, plan: CopyPlan, *, on_done: Done) -> Restore:
-        """Queue arena-to-engine copies. TransferError when the plan is wrong or the queue is full."""
-        transfer = Restore(plan)
-        self._submit(self._restores, transfer, None, on_done)
-        return transfer
+    def restore(self, plans: Sequence[CopyPlan], *, on_done: Done) -> list[Restore]:
+        """Queue the restores of one engine step. TransferError when a plan is wrong or the queue is full: none is."""
+        begin = time.monotonic()
+        check_group(plans)
+        restores = [Restore(plan) for plan in plans]
+        self._submit(self._restores, restores, on_done, begin)
+        return restores
 
-    def publish(self, plan: CopyPlan, *, after: Gate | None = None, on_done: Done) -> Publish:
-        """Queue engine-to-arena copies that start once `after` opens. TransferError as for restore."""
-        transfer = Publish(plan)
-        self._submit(self._publishes, transfer, after, on_done)
-        return transfer
+    def publish(self, plan: CopyPlan, *, on_done: Done) -> Publish:
+        """Queue engine-to-arena copies. TransferError as for restore."""
+        begin = time.monotonic()
+        plan.check()
+        publish = Publish(plan)
+        self._submit(self._publishes, [publish], on_done, begin)
+        return publish
+
+    def check(self) -> None:
+        """Do nothing: whoever needs a layer waits for its bytes, and sees there that they do not come."""
 
     def close(self) -> None:
         """Finish accepted restores and the running publish, fail publishes that have not begun, join the threads.
@@ -135,19 +158,18 @@ class HostBackend:
         with self._lock:
             self._arenas.clear()
 
-    def _submit(self, queue: deque[Job], transfer: Transfer, after: Gate | None, on_done: Done) -> None:
-        plan = transfer.plan
-        plan.check()
+    def _submit(self, queue: deque[Job], transfers: Sequence[Transfer], on_done: Done, begin: float) -> None:
         with self._lock:
             self._check_open()
             arenas = dict(self._arenas)
-        job = Job(transfer, pieces_of(plan, arenas), after, on_done)
+        job = Job([Part(each, pieces_of(each.plan, arenas), on_done) for each in transfers], begin)
         with self._lock:
             self._check_open()
-            waiting = sum(other.transfer.plan.bytes for other in queue)
-            if len(queue) >= self._queue_max or waiting + plan.bytes > QUEUE_BYTES_MAX:
-                self.refused += 1
-                raise TransferError(f"{len(queue)} plans with {waiting} bytes wait already, so this one is refused")
+            waiting = sum(len(other.parts) for other in queue)
+            waiting_bytes = sum(other.bytes for other in queue)
+            if waiting + len(job.parts) > self._queue_max or waiting_bytes + job.bytes > QUEUE_BYTES_MAX:
+                self.refused += len(job.parts)
+                raise TransferError(f"{waiting} plans with {waiting_bytes} bytes wait already, so this one is refused")
             queue.append(job)
             self._lock.notify_all()
 
@@ -168,66 +190,70 @@ class HostBackend:
 
     def _run_restores(self) -> None:
         while (job := self._next(self._restores)) is not None:
-            self._finish(job, self._attempt(job, self._restore_layers))
+            self._copy(job, self._restore_layer)
 
     def _run_publishes(self) -> None:
         while (job := self._next(self._publishes)) is not None:
-            self._finish(job, self._attempt(job, self._publish_layers))
+            self._copy(job, self._publish_layer)
         with self._lock:
             unbegun = list(self._publishes)
             self._publishes.clear()
         for job in unbegun:
-            self._finish(job, False)
+            for part in job.parts:
+                self._finish(part, False)
 
-    def _attempt(self, job: Job, copy: Callable[[Job], None]) -> bool:
+    def _copy(self, job: Job, copy: Callable[[Part, int, LayerLayout], None]) -> None:
+        """Copy layer by layer over all plans of a job; one that fails ends alone."""
+        for index, layer in enumerate(job.layers):
+            if self._delay > 0:
+                time.sleep(self._delay)
+            for part in job.parts:
+                if part.sound and not self._attempt(part, partial(copy, part, index, layer)):
+                    part.sound = False
+                    self._finish(part, False)
+        for part in job.parts:
+            if part.sound:
+                self._finish(part, True, job.times(part))
+
+    def _attempt(self, part: Part, copy: Callable[[], None]) -> bool:
         try:
-            copy(job)
+            copy()
         except FAULTS:  # I10: without its thread every later copy would stall, and a stalled copy ends the engine.
-            log.exception("a copy of %d pages failed; its pages are recomputed", job.transfer.plan.pages)
+            log.exception("a copy of %d pages failed; its pages are recomputed", part.transfer.plan.pages)
             return False
         return True
 
-    def _restore_layers(self, job: Job) -> None:
-        for index, layer in enumerate(job.transfer.plan.layout.layers):
-            self._pause(job, index)
-            for piece in job.pieces:
-                copy_in(piece, layer, job.transfer.plan.slice_offset)
-            if self._on_layer is not None:
-                self._on_layer(job.transfer, index)
-            job.transfer.advance()
-
-    def _publish_layers(self, job: Job) -> None:
-        if not self._gate_opens(job):
-            raise TransferError("the host backend closed before the sources were written")
-        for index, layer in enumerate(job.transfer.plan.layout.layers):
-            self._pause(job, index)
-            for piece in job.pieces:
-                self._step_aside()
-                copy_out(piece, layer, job.transfer.plan.slice_offset)
-            job.transfer.advance()
-
-    def _pause(self, job: Job, layer: int) -> None:
+    def _restore_layer(self, part: Part, index: int, layer: LayerLayout) -> None:
+        restore = part.transfer
+        assert isinstance(restore, Restore)
         if self._before_layer is not None:
-            self._before_layer(job.transfer, layer)
-        if self._delay > 0:
-            time.sleep(self._delay)
+            self._before_layer(restore, index)
+        for piece in part.pieces:
+            copy_in(piece, layer, restore.plan.slice_offset)
+        if index == 0:
+            part.first_layer = time.monotonic()
+        if self._on_layer is not None:
+            self._on_layer(restore, index)
+        restore.advance()
+
+    def _publish_layer(self, part: Part, index: int, layer: LayerLayout) -> None:
+        if self._before_layer is not None:
+            self._before_layer(part.transfer, index)
+        for piece in part.pieces:
+            self._step_aside()
+            copy_out(piece, layer, part.transfer.plan.slice_offset)
+        if index == 0:
+            part.first_layer = time.monotonic()
 
     def _step_aside(self) -> None:
         with self._lock:
             if not self._lock.wait_for(lambda: not self._restoring and not self._restores, YIELD_SECONDS):
                 self.late_publish_batches += 1
 
-    def _gate_opens(self, job: Job) -> bool:
-        while job.after is not None and not job.after.wait(GATE_SECONDS):
-            with self._lock:
-                if self._closing:
-                    return False
-        return True
-
-    def _finish(self, job: Job, ok: bool) -> None:
+    def _finish(self, part: Part, ok: bool, times: CopyTimes | None = None) -> None:
         """Record the result and report it at once; a report that cannot be sent is the reporter's to log."""
-        job.transfer.finish(ok)
+        part.transfer.finish(ok, times)
         try:
-            job.on_done(job.transfer)
+            part.on_done(part.transfer)
         except FAULTS:
-            log.exception("the end of a copy of %d pages could not be reported", job.transfer.plan.pages)
+            log.exception("the end of a copy of %d pages could not be reported", part.transfer.plan.pages)

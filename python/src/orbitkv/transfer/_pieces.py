@@ -61,7 +61,7 @@ def checked_arena(arena_id: int, offsets: Blocks, plan: CopyPlan, arenas: Mappin
     """Return the arena when every slice of the plan at these offsets lies inside of it."""
     arena = arenas.get(arena_id)
     if arena is None:
-        raise TransferError(f"arena {arena_id} is not registered with the host backend")
+        raise TransferError(f"arena {arena_id} is not registered, so nothing can be copied from or to it")
     high = int(offsets.max()) + plan.slice_offset + plan.layout.slice_bytes
     if high > arena.bytes or plan.slice_offset < 0:
         raise TransferError(f"a page ends at byte {high} of arena {arena_id}, which has {arena.bytes}")

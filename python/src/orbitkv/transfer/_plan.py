@@ -168,3 +168,17 @@ class CopyPlan:
             )
         if len(np.unique(self.blocks)) != len(self.blocks):
             raise TransferError("a plan names one engine block twice")
+
+
+def check_group(plans: Sequence[CopyPlan]) -> None:
+    """Check the restores of one engine step: every plan, one layout, no block twice. TransferError names the fault."""
+    if not plans:
+        raise TransferError("a group without plans copies nothing")
+    for plan in plans:
+        plan.check()
+        if plan.layout is not plans[0].layout:
+            raise TransferError("the plans of one group have different layouts")
+    if len(plans) > 1:
+        blocks = np.concatenate([plan.blocks for plan in plans])
+        if len(np.unique(blocks)) != len(blocks):
+            raise TransferError("two plans of one group name one engine block")
