@@ -71,6 +71,8 @@ var windowMetrics = []metric{
 	{"TTFT p99", "ms", func(w *report.Window) (float64, bool) { return given(w.TTFTp99) }},
 	{"TPOT p50", "ms", func(w *report.Window) (float64, bool) { return w.TPOT.Median, w.TPOT.N > 0 }},
 	{"TPOT p99", "ms", func(w *report.Window) (float64, bool) { return given(w.TPOTp99) }},
+	{"ITL p50", "ms", func(w *report.Window) (float64, bool) { return w.ITL.Median, w.ITL.N > 0 }},
+	{"ITL p99", "ms", func(w *report.Window) (float64, bool) { return given(w.ITLp99) }},
 }
 
 func given(v *float64) (float64, bool) {

@@ -80,6 +80,8 @@ func windowLatencyTable(windows []report.Window) *table {
 		column{Text: "p99", Number: true},
 		column{Text: "TPOT p50", Unit: "ms", Number: true},
 		column{Text: "p99", Number: true},
+		column{Text: "ITL p50", Unit: "ms", Number: true},
+		column{Text: "p99", Number: true},
 		column{Text: "Outputs differ", Number: true},
 	)}
 	for i := range windows {
@@ -92,6 +94,8 @@ func windowLatencyTable(windows []report.Window) *table {
 			optionalCell(w.TTFTp99),
 			windowEstimate(w.TPOT),
 			optionalCell(w.TPOTp99),
+			windowEstimate(w.ITL),
+			optionalCell(w.ITLp99),
 			outputsCell(w.Outputs),
 		)})
 	}

@@ -74,6 +74,19 @@ func (s *Sample) TPOTms() (float64, bool) {
 	return (s.E2Ems - s.TTFTms) / float64(after), true
 }
 
+// GapsMs returns the times from each piece of text to the next, in milliseconds: the inter-token latency, where an engine sends each token by itself.
+// Pieces that came with one read have one time, and so a gap of 0. An answer that is not whole has none.
+func (s *Sample) GapsMs() []float64 {
+	if s.Error != "" || len(s.ChunkMs) < 2 {
+		return nil
+	}
+	gaps := make([]float64, len(s.ChunkMs)-1)
+	for i := range gaps {
+		gaps[i] = s.ChunkMs[i+1] - s.ChunkMs[i]
+	}
+	return gaps
+}
+
 // AtOnce says whether the whole answer, of several tokens, came together with its first text: the time to first text was then not seen apart from the
 // time of the rest.
 func (s *Sample) AtOnce() bool {

@@ -315,11 +315,11 @@ func (t *text) windowPairs(pairs []WindowPair) {
 			rows = append(rows, []string{
 				fmt.Sprint(one.w.Concurrency), one.w.state(), fmt.Sprint(one.w.Pass), one.run + ":" + one.w.Backend, fmt.Sprint(one.w.Requests), one.w.prompts(), fmt.Sprint(one.w.Failed),
 				fmt.Sprintf("%7.2f", one.w.RequestsPerS), fmt.Sprintf("%7.1f", one.w.OutputTokensPerS), ratio,
-				median(one.w.TTFT), interval(one.w.TTFT.Interval), median(one.w.TPOT), listed(one.w.Sources),
+				median(one.w.TTFT), interval(one.w.TTFT.Interval), median(one.w.TPOT), median(one.w.ITL), msOr(one.w.ITLp99), listed(one.w.Sources),
 			})
 		}
 	}
 	t.table([]string{
-		"at once", "state", "pass", "run", "n", "prompts of tokens", "failed", "  req/s", "  tok/s", "req/s B / A", " TTFT p50", "95 % interval", " TPOT p50", "sources",
+		"at once", "state", "pass", "run", "n", "prompts of tokens", "failed", "  req/s", "  tok/s", "req/s B / A", " TTFT p50", "95 % interval", " TPOT p50", " ITL p50", " ITL p99", "sources",
 	}, rows)
 }

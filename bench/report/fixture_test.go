@@ -112,6 +112,10 @@ func windowRun(backend string) *record.Run {
 			s.Error = "broke off after 2 chunks"
 		}
 		s.Length = length
+		for token := range s.OutputTokens {
+			s.ChunkMs = append(s.ChunkMs, s.TTFTms+2*float64(token))
+		}
+		s.ChunkMs[5]++ // one token is late
 		run.Samples = append(run.Samples, s)
 	}
 	run.Windows = []record.Window{{

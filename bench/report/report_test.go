@@ -212,6 +212,11 @@ func TestWindowsCountTheDrain(t *testing.T) {
 	near(t, "goodput", *w.GoodputPerS, 1) // the TTFT of 10 of the 20 is at most 50 ms
 	near(t, "the median TTFT", w.TTFT.Median, 50.5)
 	near(t, "the median TPOT", w.TPOT.Median, 2)
+	near(t, "the median gap", w.ITL.Median, 2)
+	near(t, "the 99th percentile of the gaps", *w.ITLp99, 3) // a tenth of the gaps is 1 ms longer
+	if w.ITL.N != 200 || w.ITL.Interval != nil {
+		t.Errorf("the gaps are %+v: 20 whole answers have 10 each, and pooled gaps no interval", w.ITL)
+	}
 	if w.Requests != 21 || w.Failed != 1 || w.TTFT.N != 20 || w.Spans != 1 {
 		t.Errorf("%+v", w)
 	}

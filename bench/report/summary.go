@@ -233,6 +233,8 @@ type Window struct {
 	TTFTp99          *float64      `json:"ttft_p99_ms,omitempty"`
 	TPOT             stat.Estimate `json:"tpot_ms,omitzero"`
 	TPOTp99          *float64      `json:"tpot_p99_ms,omitempty"`
+	ITL              stat.Estimate `json:"itl_ms,omitzero"` // of the gaps between pieces of text of all samples; without an interval, since those of one answer are no independent values
+	ITLp99           *float64      `json:"itl_p99_ms,omitempty"`
 	Gauges           []Gauge       `json:"gauges"` // by name
 	PeakSamples      int           `json:"peak_samples"`
 	Outputs          Outputs       `json:"outputs"`

@@ -115,10 +115,22 @@ func (w *Window) measure(whole []*record.Sample, o Objectives, verdicts map[stri
 			w.GoodputPerS = &goodput
 		}
 	}
-	ttft, tpot := ttfts(whole), tpots(whole)
+	ttft, tpot, itl := ttfts(whole), tpots(whole), gaps(whole)
 	w.Lengths, w.Sources, w.Outputs = lengthCounts(whole), sources(whole), outputs(whole, verdicts)
 	w.TTFT, w.TTFTp99 = stat.OfMedian(ttft, seed), stat.Rare(ttft, 0.99)
 	w.TPOT, w.TPOTp99 = stat.OfMedian(tpot, seed), stat.Rare(tpot, 0.99)
+	if len(itl) > 0 {
+		w.ITL, w.ITLp99 = stat.Estimate{N: len(itl), Median: stat.Median(itl)}, stat.Rare(itl, 0.99)
+	}
+}
+
+// gaps are those between the pieces of text of all samples.
+func gaps(samples []*record.Sample) []float64 {
+	var all []float64
+	for _, s := range samples {
+		all = append(all, s.GapsMs()...)
+	}
+	return all
 }
 
 // lengthCounts counts samples by the lengths of their prompts, the shortest first.

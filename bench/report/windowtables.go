@@ -25,7 +25,7 @@ func (t *text) windowTable(s *Summary) {
 			fmt.Sprintf("%7.2f", w.RequestsPerS), fmt.Sprintf("%7.1f", w.OutputTokensPerS), goodput,
 		}))
 		latencies = append(latencies, slices.Concat(place, []string{
-			fmt.Sprint(w.TTFT.N), median(w.TTFT), interval(w.TTFT.Interval), msOr(w.TTFTp99), median(w.TPOT), msOr(w.TPOTp99), listed(w.Sources),
+			fmt.Sprint(w.TTFT.N), median(w.TTFT), interval(w.TTFT.Interval), msOr(w.TTFTp99), median(w.TPOT), msOr(w.TPOTp99), median(w.ITL), msOr(w.ITLp99), listed(w.Sources),
 		}))
 	}
 	t.title("Windows: rates over the wall time, drain included")
@@ -39,7 +39,7 @@ func (t *text) windowTable(s *Summary) {
 		t.line("  ! %s", note)
 	}
 	t.title("Windows: latencies of all whole answers, whatever their source (ms)")
-	t.table([]string{"at once", "state", "backend", "pass", "n", " TTFT p50", "95 % interval", " TTFT p99", " TPOT p50", " TPOT p99", "sources"}, latencies)
+	t.table([]string{"at once", "state", "backend", "pass", "n", " TTFT p50", "95 % interval", " TTFT p99", " TPOT p50", " TPOT p99", " ITL p50", " ITL p99", "sources"}, latencies)
 }
 
 // Words says what an answer must keep to count; empty where nothing is set.
