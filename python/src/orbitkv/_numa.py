@@ -1,4 +1,4 @@
-"""Which NUMA node a process computes on, as the kernel's sysfs tells it."""
+"""Which NUMA node a process computes on and a device is next to, as the kernel's sysfs tells it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SYSFS = Path("/sys/devices/system/node")
+PCI = Path("/sys/bus/pci/devices")
 NO_NODE = -1
 NODE = re.compile(r"node(\d{1,4})")
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -29,6 +30,15 @@ def node_of_cpus(cpus: Iterable[int], root: Path = SYSFS) -> int:
     except (OSError, UnicodeDecodeError):
         return NO_NODE
     return NO_NODE
+
+
+def node_of_device(bus_id: str, root: Path = PCI) -> int:
+    """Return the node that a PCI device (0000:1b:00.0) is next to, or NO_NODE when the machine does not say."""
+    try:
+        node = int((root / bus_id / "numa_node").read_text())
+    except (OSError, ValueError):
+        return NO_NODE
+    return max(node, NO_NODE)
 
 
 def cpu_list(text: str) -> set[int]:
