@@ -91,8 +91,8 @@ var Keys = []Key{
 		Meaning: "How long one request may wait for a prefix that has no budget yet or is being staged. Then it takes what is there and computes the rest.",
 	},
 	{
-		Environment: "ORBITKV_TRANSFER_BACKEND", Connector: "orbitkv.transfer_backend", Side: Adapter, Default: "host",
-		Meaning: "Who copies between engine and pool: `host` copies with the processor.",
+		Environment: "ORBITKV_TRANSFER_BACKEND", Connector: "orbitkv.transfer_backend", Side: Adapter, Default: "auto",
+		Meaning: "Who copies between engine and pool. `host` copies with the processor, for KV in host memory. For KV on a CUDA device, `direct` gives batches to the device's copy engines, and `kernel` copies with the device's processors, which small pieces need. `auto` is `host` for host memory; on a device a measurement at start decides.",
 	},
 	{
 		Environment: "ORBITKV_VERIFY", Connector: "orbitkv.verify", Side: Adapter, Default: "",

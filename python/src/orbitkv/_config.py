@@ -29,7 +29,7 @@ KEYS: Final = (
     Key("orbitkv.timeout_ms", "ORBITKV_TIMEOUT_MS", "5000", "ms", 10, 600000),
     Key("orbitkv.query_wait_us", "ORBITKV_QUERY_WAIT_US", "1000", "us", 100, 10000000),
     Key("orbitkv.load_wait_ms", "ORBITKV_LOAD_WAIT_MS", "1000", "ms", 0, 600000),
-    Key("orbitkv.transfer_backend", "ORBITKV_TRANSFER_BACKEND", "host", "", 0, 0),
+    Key("orbitkv.transfer_backend", "ORBITKV_TRANSFER_BACKEND", "auto", "", 0, 0),
     Key("orbitkv.verify", "ORBITKV_VERIFY", "", "", 0, 0),
     Key("orbitkv.host_copy_delay_us", "ORBITKV_HOST_COPY_DELAY_US", "0", "us", 0, 60000000),
     Key("orbitkv.fault_injection", "ORBITKV_FAULT_INJECTION", "", "", 0, 0),

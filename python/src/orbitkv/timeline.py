@@ -25,7 +25,7 @@ class Stage(str, Enum):
     RESTORE_SUBMIT = "restore_submit"  # the copies of its pages were handed to the backend
     LAYER_READY = "layer_ready"  # the last byte of one layer arrived
     LAYER_USED = "layer_used"  # the engine's forward passed the wait of one layer
-    GPU_READY = "gpu_ready"  # every layer arrived, or the restore failed (field success)
+    GPU_READY = "gpu_ready"  # every layer arrived, or the restore failed (field success); how the copies were made
     FIRST_USE = "first_use"  # the first step that computes for the request; elapsed_us since it was queued
 
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orbitkv._numa import NO_NODE
+from orbitkv.adapter.backends import BackendChoice
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.reports import Report, Reports
 from orbitkv.adapter.settings import Settings
 from orbitkv.client import Arena, CacheManagerClient, Role, Status
 from orbitkv.errors import ChannelError, OrbitKVError, Refused
 from orbitkv.timeline import Stage, Timeline
-from orbitkv.transfer import KVLayout, Transfer, TransferBackend, make_backend
+from orbitkv.transfer import KVLayout, Transfer, TransferBackend
 
 log = logging.getLogger(LOGGER)
 
@@ -27,8 +28,9 @@ log = logging.getLogger(LOGGER)
 class RankPlace:
     """A worker's place in its instance. Replicated content is stored by one rank: `storage` says whether by this one.
 
-    `slice_rank` is the storage rank whose slice this worker restores from. `numa` is the node of its KV memory, -1 for
-    none in particular, the same for the life of the process: the ranks' nodes decide how a page is laid out.
+    `slice_rank` is the storage rank whose slice this worker restores from. `numa` is the node of its KV memory, or
+    the one next to the device that holds it, -1 for none in particular, the same for the life of the process: the
+    ranks' nodes decide how a page is laid out.
     """
 
     instance: str
@@ -52,9 +54,12 @@ class Attachment:
         previous: Attachment | None = None,
         epoch: Callable[[], int] = lambda: 0,
         on_bound: Callable[[str], None] = lambda _: None,
+        *,
+        choice: BackendChoice,
     ) -> None:
         """Connect. ManagerUnavailable, Refused and ConfigurationError say why not.
 
+        `choice` is the rank's backend, the same in every session.
         `epoch` returns the instance's, which a Manager that has lived on expects to hear; a new one starts with zero
         and is moved by the scheduler side. It is read at each attempt to attach: a step may bring it in between.
         `on_bound` counts the bounds of the client and of the reports that bite, by name.
@@ -65,11 +70,8 @@ class Attachment:
         self._timeline = timeline
         self._attached = False
         self._reports = Reports(on_bound)
-        self.backend: TransferBackend = make_backend(
-            settings.transfer_backend,
-            layer_delay_us=settings.host_copy_delay_us,
-            on_layer=self._note_layer if timeline.enabled else None,
-        )
+        self._writer = choice.writer
+        self.backend: TransferBackend = choice.make(self._note_layer if timeline.enabled else None)
         try:
             self.client = CacheManagerClient(
                 settings.socket,
@@ -119,7 +121,7 @@ class Attachment:
                 slice_bytes=self._layout.slice_bytes if place.storage else 0,
                 storage=place.storage,
                 numa=place.numa,
-                writer="host",
+                writer=self._writer,
                 backend=self.backend.name,
                 facts=self._facts,
                 epoch=self._epoch(),

@@ -5,6 +5,9 @@ every byte. It goes through the engine's view of its tensors, not through the ad
 layout that was read wrongly shows. The page lives in a private namespace that is dropped at the end.
 
 At start every block is spare; later an adapter lends two free ones. An instance gives no hits before every rank passed.
+
+On a device the pattern is written in the order of one stream and copied in that of another, so it is settled before the
+copy; the target is read after the copy's terminal result.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from mmap import PAGESIZE, mmap
 from typing import Protocol
 
 import numpy as np
@@ -25,8 +28,16 @@ from orbitkv._numa import NO_NODE
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.reports import Report
 from orbitkv.client import Arena, CacheManagerClient, Grant, State
-from orbitkv.errors import OrbitKVError, TransferError, TransferStalled
-from orbitkv.transfer import LOCATION_UNIT, CopyPlan, KVLayout, Transfer, TransferBackend
+from orbitkv.errors import EngineFault, OrbitKVError, TransferError, TransferStalled
+from orbitkv.transfer import CopyPlan, KVLayout, Transfer, TransferBackend
+
+LATE = (
+    "a copy of the golden round trip has not ended after %g s: its two blocks stay lent until it does. "
+    "Real copies may be ahead of it in the queue"
+)
+LOST = (EngineFault, TransferStalled)  # a copy may still write: the blocks stay as they are, and the engine ends
+
+Locations = npt.NDArray[np.uint64]
 
 log = logging.getLogger(LOGGER)
 
@@ -50,6 +61,10 @@ class PageAccess(Protocol):
         """Return the block's bytes."""
         ...
 
+    def settle(self) -> None:
+        """Return once everything that was written is in place for every stream of the engine's device."""
+        ...
+
 
 @dataclass(frozen=True)
 class RoundTrip:
@@ -65,11 +80,13 @@ class RoundTrip:
             content = pattern(seed, index, layer.block_bytes)
             self.pages.write(index, source, content)
             self.pages.write(index, target, ~content)
+        self.pages.settle()
 
     def _blank(self, source: int, target: int) -> None:
         for index, layer in enumerate(self.layout.layers):
             for block in (source, target):
                 self.pages.write(index, block, np.zeros(layer.block_bytes, np.uint8))
+        self.pages.settle()
 
     def _compare(self, seed: bytes, target: int) -> GoldenResult:
         for index, layer in enumerate(self.layout.layers):
@@ -78,28 +95,31 @@ class RoundTrip:
                 return GoldenResult.MISMATCH
         return GoldenResult.PASSED
 
-    def _restore(self, plan: CopyPlan, on_done: Callable[[Transfer], None]) -> Transfer:
-        return self.backend.restore([plan], on_done=on_done)[0]
+    def _publish(self, block: int, locations: Locations, offset: int) -> bool:
+        return self._ended(lambda plan: self.backend.publish(plan, on_done=ignore), block, locations, offset)
 
-    def _copy(
-        self, submit: Callable[..., Transfer], block: int, locations: npt.NDArray[np.uint64], offset: int
-    ) -> bool:
-        plan = CopyPlan(self.layout, np.array([block], np.int64), np.ascontiguousarray(locations[:1]), offset)
+    def _restore(self, block: int, locations: Locations, offset: int) -> bool:
+        return self._ended(lambda plan: self.backend.restore([plan], on_done=ignore)[0], block, locations, offset)
+
+    def _ended(self, submit: Callable[[CopyPlan], Transfer], block: int, locations: Locations, offset: int) -> bool:
+        """Copy one block and return whether its bytes arrived. EngineFault and TransferStalled: nobody knows."""
         try:
-            transfer = submit(plan, on_done=lambda _: None)
+            plan = CopyPlan(self.layout, np.array([block], np.int64), np.ascontiguousarray(locations[:1]), offset)
+            transfer = submit(plan)
         except TransferError as fault:
             log.warning("the golden round trip could not copy: %s", fault)
             return False
         # I2: the blocks are blanked, reported and given back only after the terminal result, however long it takes.
-        try:
-            return transfer.wait_all(self.seconds)
-        except TransferStalled:
-            log.warning(
-                "a copy of the golden round trip has not ended after %g s: its two blocks stay lent until it does. "
-                "Real copies may be ahead of it in the queue",
-                self.seconds,
-            )
-            return transfer.wait_all(threading.TIMEOUT_MAX)
+        late = False
+        while not transfer.done:
+            try:
+                transfer.wait_all(self.seconds)
+            except TransferStalled:
+                self.backend.check()
+                if not late:
+                    log.warning(LATE, self.seconds)
+                late = True
+        return transfer.ok
 
 
 @dataclass(frozen=True)
@@ -114,19 +134,25 @@ class GoldenCheck(RoundTrip):
     tell: Callable[[Report], None]
 
     def run(self, source: int, target: int) -> GoldenResult:
-        """Run it between two blocks that nobody else uses. Faults of the channel mean "not run"."""
+        """Run it between two blocks that nobody else uses. Faults of the channel mean "not run".
+
+        EngineFault and TransferStalled when a copy may still write into the blocks: the engine must end.
+        """
         seed = secrets.token_bytes(16)
         try:
             if self.client.wait_arenas(1, self.seconds) < 1:
                 return GoldenResult.NOT_RUN
-            self._fill(seed, source, target)
-            try:
-                return self._round_trip(seed, source, target)
-            finally:
-                self._blank(source, target)
         except OrbitKVError as fault:
-            log.warning("the golden round trip could not run: %s", fault)
-            return GoldenResult.NOT_RUN
+            return not_run(fault)
+        self._fill(seed, source, target)
+        try:
+            result = self._round_trip(seed, source, target)
+        except LOST:
+            raise
+        except OrbitKVError as fault:
+            result = not_run(fault)
+        self._blank(source, target)
+        return result
 
     def _round_trip(self, seed: bytes, source: int, target: int) -> GoldenResult:
         # One that an earlier attempt was not answered about may be open, and would stay in the way of every later one.
@@ -140,7 +166,7 @@ class GoldenCheck(RoundTrip):
                 reserve.drop()
                 return GoldenResult.NOT_RUN
             reservation, page = reserve.reservation, [(0, 1)]
-            if not self._copy(self.backend.publish, source, reserve.locations(0), offset):
+            if not self._publish(source, reserve.locations(0), offset):
                 self.tell(Report(lambda client: client.abandoned(reservation, rank, page), reservation=reservation))
                 return GoldenResult.NOT_RUN
             self.tell(Report(lambda client: client.committed(reservation, rank, page), reservation=reservation))
@@ -150,7 +176,7 @@ class GoldenCheck(RoundTrip):
                 return GoldenResult.NOT_RUN
             query.lease.begin(1)
             lease = query.lease.id
-            arrived = self._copy(self._restore, target, query.lease.locations(0), offset)
+            arrived = self._restore(target, query.lease.locations(0), offset)
             copied = self.layout.slice_bytes if arrived else 0
             self.tell(Report(lambda client: client.restored(lease, rank, arrived, copied, page), lease=lease))
             if not arrived:
@@ -165,20 +191,22 @@ class TensorCheck(RoundTrip):
     """One rank's round trip through memory of its own, while no Cache Manager is needed and none may be there."""
 
     def run(self, source: int, target: int) -> GoldenResult:
-        """Run it between two blocks that nobody else uses. The backend must have no arena yet."""
+        """Run it between two blocks that nobody else uses. The backend must have no arena yet.
+
+        EngineFault and TransferStalled when a copy may still write into the blocks: the engine must end.
+        """
         seed = secrets.token_bytes(16)
-        size = -(-self.layout.slice_bytes // LOCATION_UNIT) * LOCATION_UNIT
-        self.backend.register_arena(Arena(0, NO_NODE, size, np.zeros(size, np.uint8)))
+        size = -(-self.layout.slice_bytes // PAGESIZE) * PAGESIZE
+        # Whole pages of the machine's memory, since a device locks nothing less.
+        memory = np.frombuffer(mmap(-1, size), np.uint8)
+        self.backend.register_arena(Arena(0, NO_NODE, size, memory))
         place = np.zeros(1, np.uint64)
         self._fill(seed, source, target)
-        try:
-            for submit, block in ((self.backend.publish, source), (self._restore, target)):
-                if not self._copy(submit, block, place, 0):
-                    return GoldenResult.NOT_RUN
-            return self._compare(seed, target)
-        finally:
-            self._blank(source, target)
-            self.backend.unregister_arena(0)
+        arrived = self._publish(source, place, 0) and self._restore(target, place, 0)
+        result = self._compare(seed, target) if arrived else GoldenResult.NOT_RUN
+        self._blank(source, target)
+        self.backend.unregister_arena(0)
+        return result
 
 
 class ScratchPages:
@@ -211,10 +239,23 @@ class ScratchPages:
         content: npt.NDArray[np.uint8] = self._rows(layer)[block].copy()
         return content
 
+    def settle(self) -> None:
+        """Do nothing: what the processor wrote into host memory is there."""
+
     def _rows(self, layer: int) -> npt.NDArray[np.uint8]:
         place = self.layout.layers[layer]
         start = place.offset * self.layout.blocks
         return self._memory[start : start + self.layout.blocks * place.block_bytes].reshape(-1, place.block_bytes)
+
+
+def not_run(fault: OrbitKVError) -> GoldenResult:
+    """Say why a check could not run, and return that."""
+    log.warning("the golden round trip could not run: %s", fault)
+    return GoldenResult.NOT_RUN
+
+
+def ignore(_: Transfer) -> None:
+    """Leave the end of a copy to whoever waits for it."""
 
 
 def pattern(seed: bytes, layer: int, size: int) -> npt.NDArray[np.uint8]:

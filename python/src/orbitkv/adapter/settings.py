@@ -19,10 +19,12 @@ from orbitkv import _config
 from orbitkv.adapter.faults import Fault, parse_fault
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.errors import ConfigurationError
+from orbitkv.transfer import BACKENDS
 
 PREFIX = "orbitkv."
 CONFIG_FILE = "ORBITKV_CONFIG"
 TABLE = {key.connector: key for key in _config.KEYS if key.connector}
+TRANSFER_BACKENDS = ("auto", *BACKENDS)  # "auto" is the one that a measurement at start prefers
 VERIFY = ("", "gpu")  # nobody checks restored pages, or the device does
 ALIKE = 0.85  # of two names, from which on one is taken for a misspelling of the other
 
@@ -129,7 +131,7 @@ def read_settings(extra: Mapping[str, Any], environment: Mapping[str, str] | Non
         timeout_ms=number("timeout_ms"),
         query_wait_us=number("query_wait_us"),
         load_wait_ms=number("load_wait_ms"),
-        transfer_backend=text("transfer_backend"),
+        transfer_backend=one_of("transfer_backend", TRANSFER_BACKENDS),
         verify=one_of("verify", VERIFY),
         host_copy_delay_us=number("host_copy_delay_us"),
         fault=parse_fault(text("fault_injection")),

@@ -14,6 +14,7 @@ COUNTERS = (
     "load_success",
     "load_failure",
     "load_bytes",
+    "load_unwaited",
     "save_success",
     "save_failure",
     "save_skipped",
@@ -32,6 +33,12 @@ HISTOGRAMS = (
     "load_duration_seconds",
     "load_blocks",
     "layer_wait_seconds",
+    "restore_build_seconds",
+    "restore_submit_seconds",
+    "restore_first_layer_seconds",
+    "restore_last_layer_seconds",
+    "restore_copies",
+    "restore_pieces",
     "save_duration_seconds",
     "save_blocks",
 )
@@ -39,11 +46,13 @@ GAUGES = ("pending_prefetches", "pending_save_requests")
 
 SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 BLOCKS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+PIECES_BUCKETS = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)  # blocks times layers
 
 HELP = {
     "load_success": "Restores whose every byte arrived, counted by each rank.",
     "load_failure": "Restores that failed or could not be begun; the engine recomputed their tokens.",
     "load_bytes": "Bytes that restores copied into engine blocks, over all ranks.",
+    "load_unwaited": "Restores whose every layer a forward did not wait for; the engine recomputed their tokens.",
     "save_success": "Pages that ranks copied out, counted by each rank.",
     "save_failure": "Pages whose publish failed or was given up.",
     "save_skipped": "Pages that were not published because of a bound or an absent Manager, each time they came.",
@@ -60,6 +69,12 @@ HELP = {
     "load_duration_seconds": "Seconds from a restore's submission to its last byte.",
     "load_blocks": "Pages of a restore.",
     "layer_wait_seconds": "Seconds that the forward waited for one layer's bytes.",
+    "restore_build_seconds": "Seconds that the copies of a step's restores were planned, counted by each restore.",
+    "restore_submit_seconds": "Seconds that the copies of a step's restores were handed over, counted by each restore.",
+    "restore_first_layer_seconds": "Seconds from a restore's submission to the last byte of its first layer.",
+    "restore_last_layer_seconds": "Seconds from a restore's submission to the last byte of its last layer.",
+    "restore_copies": "Copies that a step's restores were made of, counted by each restore.",
+    "restore_pieces": "Blocks of single layers that a step's restores moved, counted by each restore.",
     "save_duration_seconds": "Seconds from the submission of a publish to its last byte.",
     "save_blocks": "Pages of one publish.",
     "pending_prefetches": "Queries whose answer cannot be used yet.",
@@ -107,7 +122,9 @@ class Stats:
 
 def buckets_of(name: str) -> tuple[float, ...]:
     """Return the buckets of a histogram."""
-    return SECONDS_BUCKETS if name.endswith("_seconds") else BLOCKS_BUCKETS
+    if name.endswith("_seconds"):
+        return SECONDS_BUCKETS
+    return PIECES_BUCKETS if name.endswith(("_copies", "_pieces")) else BLOCKS_BUCKETS
 
 
 def add(values: Values, name: str, by: float) -> None:
