@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import vllm
@@ -62,7 +63,11 @@ class OrbitKVHandshake(KVConnectorHandshakeMetadata):
 
 
 class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
-    """vLLM's KV connector backed by the host's Cache Manager; see README.md for how to turn it on."""
+    """vLLM's KV connector backed by the host's Cache Manager; see README.md for how to turn it on.
+
+    It does not ask for piecewise graphs (`requires_piecewise_for_cudagraph` stays False), which would slow every decode
+    step down: a forward that replays a full graph is seen in `start_load_kv`.
+    """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -80,6 +85,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
             log.warning("OrbitKV gives this engine no external hits: %s", self._unsupported)
         if role is KVConnectorRole.WORKER and not self._unsupported:
             self._place = engine.place_of_rank(vllm_config, kv_cache_config)
+            self._drafter = engine.has_drafter(vllm_config)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -96,9 +102,9 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
         layers = engine_layers(kv_caches, self._kv_cache_config.num_blocks)
         facts = engine.namespace_facts(self._vllm_config, self._kv_cache_config, layers)
-        self._worker = WorkerSide(self._settings, self._place, layers, facts, self._timeline)
+        place = self._place if layers.site is None else replace(self._place, numa=layers.site.numa)
+        self._worker = WorkerSide(self._settings, place, layers, facts, self._timeline)
         self._worker.begin()
-        place = self._place
         self._hello = WorkerHello(place.instance, place.rank, place.world, self._worker.proven)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -106,9 +112,9 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         return OrbitKVHandshake(self._hello) if self._hello is not None else None
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Submit the step's restores."""
+        """Submit the step's restores; a step whose forward runs no layer hooks comes after them as a whole."""
         if self._worker is not None:
-            self._worker.start(self._plan())
+            self._worker.start(self._plan(), hooks=not self._drafter and engine.runs_hooks(forward_context))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Hold the forward until the layer's restored bytes are in place."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import vllm
+from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 
@@ -29,6 +30,7 @@ from orbitkv.vllm.worker import EngineLayers
 TESTED_RELEASES = ("0.29.0",)
 REPLICATED_SPECS = (MLAAttentionSpec,)
 FULL_SPECS = (FullAttentionSpec, MLAAttentionSpec)
+DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "medusa", "mlp_speculator", "suffix")  # methods whose drafts cache nothing
 
 log = logging.getLogger(LOGGER)
 
@@ -86,6 +88,25 @@ def geometry_of(config: Any) -> Geometry:
     return Geometry(config.cache_config.block_size, config.parallel_config.world_size, volatile)
 
 
+def has_drafter(config: Any) -> bool:
+    """Return whether a drafter has cached layers of its own.
+
+    Its forward is apart from the target's and may replay a graph of its own, and one of vLLM's two runners runs it
+    after the step's end, the other before. So its hooks do not say when its layers are read.
+    """
+    speculative = config.speculative_config
+    return speculative is not None and speculative.method not in DRAFTS_WITHOUT_KV
+
+
+def runs_hooks(forward_context: Any) -> bool:
+    """Return whether the forward that comes next calls `wait_for_layer_load` for every layer.
+
+    A full graph is replayed without Python. One runner says so by the context's mode; the other replays it outside of
+    any context, so that the one of this call has no attention metadata, like that of a step without a forward.
+    """
+    return bool(forward_context.attn_metadata) and forward_context.cudagraph_runtime_mode is not CUDAGraphMode.FULL
+
+
 def place_of_rank(config: Any, caches: Any) -> RankPlace:
     """Return this worker's place. All ranks call it together: the first one names the instance for all."""
     tensor, pipeline = get_tp_group(), get_pp_group()
@@ -102,7 +123,7 @@ def place_of_rank(config: Any, caches: Any) -> RankPlace:
         world=tensor.world_size * pipeline.world_size,
         storage=not replicated or rank == first,
         slice_rank=first if replicated else rank,
-        # The KV of a CPU engine lies where its threads touch it first; a device's has no node that affinity would tell.
+        # The KV of a CPU engine lies where its threads touch it first. Where a device's lies, its tensors tell.
         numa=node_of_process() if config.device_config.device_type == "cpu" else NO_NODE,
     )
 

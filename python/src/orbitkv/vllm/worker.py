@@ -4,9 +4,19 @@ One step on the engine's worker thread:
 
     start_load_kv    `start`        submit the step's restores; may come after the forward in steps without any
     layer hooks      `wait_layer`   let the forward pass a layer once its bytes are there
-    get_finished     `end_step`     every restore is terminal now; submit the step's publishes
+    get_finished     `end_step`     what follows comes after every restored byte; submit the step's publishes
     ...              `load_errors`  blocks that must be recomputed
     ...              `report`       batches whose sources nobody reads any more
+
+"Once" is the engine's stream on a device: the thread enqueues waits and goes on. On the host the thread itself waits.
+
+A forward that replays a full CUDA graph runs no hooks. So whoever calls `start` says whether they will run: without
+them the whole restore is waited for before the forward, and with them a restore of which a layer was passed without its
+hook is a load error, since the forward may have read pages before their bytes.
+
+`handle_preemptions` has nothing to do. A preempted request's blocks may be given away at once: sources of publishes are
+held by references of the block pool (`publisher.py`), and what the next owner of a restore's destination launches comes
+after every restored byte, by the `join` at the end of the step in which the restore was submitted.
 
 Terminal results go to the Cache Manager from the thread that copied, at once; the engine's own way back (`report`)
 only gives block references back, so that it works without a Manager.
@@ -17,10 +27,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orbitkv.adapter.attachment import Attachment, RankPlace
+from orbitkv.adapter.backends import BackendChoice
 from orbitkv.adapter.copies import Copies, refuse_mismatch
 from orbitkv.adapter.golden import GoldenResult, PageAccess
 from orbitkv.adapter.link import Link
@@ -30,7 +41,7 @@ from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.errors import OrbitKVError
 from orbitkv.timeline import Stage, Timeline
-from orbitkv.transfer import KVLayout, Restore
+from orbitkv.transfer import DeviceSite, KVLayout, Restore, TransferBackend
 from orbitkv.vllm.plans import GoldenLoan, StepPlan, StepReport
 
 log = logging.getLogger(LOGGER)
@@ -38,16 +49,20 @@ log = logging.getLogger(LOGGER)
 
 @dataclass(frozen=True)
 class EngineLayers:
-    """The engine's registered tensors: layout, access by block, and the layer index of each of vLLM's layer names."""
+    """The engine's registered tensors: layout, access by block, and the layer index of each of vLLM's layer names.
+
+    `site` is where they lie when that is a device.
+    """
 
     layout: KVLayout
     pages: PageAccess
     index: Mapping[str, int]
+    site: DeviceSite | None = None
 
 
 @dataclass
 class Running:
-    """A restore of this step. `usable` turns false at the first layer that did not arrive."""
+    """A restore of this step. `usable` turns false at the first layer that will not arrive."""
 
     plan: RestorePlan
     restore: Restore
@@ -74,7 +89,11 @@ class WorkerSide:
         self._timeline = timeline
         self._clock = clock
         self.stats = Stats()
+        self._choice = BackendChoice(settings, layers.layout, layers.site)
+        self._backend: TransferBackend | None = None  # the one that something was submitted to last
         self._running: list[Running] = []
+        self._hooks = False  # whether layers of the running restores are waited for one by one
+        self._passed: set[int] = set()  # those layers that the forward came to
         self._errors: set[int] = set()
         self._lock = threading.Lock()  # guards _report, which copying threads and the golden thread fill
         self._report = StepReport()
@@ -102,38 +121,53 @@ class WorkerSide:
         if result is GoldenResult.PASSED:
             self._proven = attachment.incarnation
 
-    def start(self, plan: StepPlan) -> None:
-        """Submit the restores of this step; what cannot be submitted becomes a load error."""
+    def start(self, plan: StepPlan, *, hooks: bool) -> None:
+        """Submit the restores of this step as one group; what cannot be submitted becomes a load error.
+
+        `hooks` says whether `wait_layer` will be called for every layer. Otherwise what the engine launches from here
+        on comes after the restores as a whole.
+        """
         self._epoch = plan.epoch
         self._errors.update(plan.lost)
-        attachment = self._link.session_of(plan.incarnation)
-        for restore in plan.restores:
-            self._restore(attachment, plan, restore)
+        if not plan.restores:
+            return
+        self._submit(plan)
+        self._hooks = hooks
+        self._passed.clear()
+        if not hooks:
+            self._join()
 
     def wait_layer(self, name: str) -> None:
         """Hold the forward until a layer's bytes are in place. It does nothing in a step without restores."""
-        if not self._running:
+        if not self._running or not self._hooks:
             return
         layer = self._layers.index.get(name)
-        if layer is None or layer == self._settings.fault.skip_layer:
+        if layer is None:
+            return
+        first = layer not in self._passed
+        self._passed.add(layer)
+        if layer == self._settings.fault.skip_layer:
             return
         begin = self._clock()
         for running in self._running:
             # TransferStalled is not caught: the destination is unknown then, and only the engine's end is safe.
             running.usable = running.restore.wait_layer(layer) and running.usable
             self._timeline.record(Stage.LAYER_USED, running.plan.request, layer=layer)
-            self._copies.corrupt(layer, running.plan)
+            if first:  # Names that share a tensor come here again.
+                self._copies.corrupt(layer, running.plan)
         self.stats.observe("layer_wait_seconds", self._clock() - begin)
 
     def end_step(self, plan: StepPlan) -> None:
-        """Wait for the end of every restore of the step (I2), then submit its publishes and golden check."""
-        # I11: a request's blocks count as loaded only when every layer of every page arrived.
-        for running in self._running:
-            arrived = running.restore.wait_all() and running.usable
-            self._timeline.record(Stage.GPU_READY, running.plan.request, success=arrived)
-            if not arrived:
-                self._errors.update(running.plan.blocks.tolist())
-        self._running = []
+        """Close the step's restores (I2), see that copies still move, then submit its publishes and golden check.
+
+        TransferStalled and EngineFault are the engine's end: the content of its pages is unknown.
+        """
+        if self._running:
+            self._close_restores()
+        if self._backend is not None:
+            self._backend.check()
+        if not plan.publishes and plan.golden is None:
+            return
         attachment = self._link.session_of(plan.incarnation)
         for publish in plan.publishes:
             self._publish(attachment, plan, publish)
@@ -165,30 +199,56 @@ class WorkerSide:
             previous,
             lambda: self._epoch,
             self.stats.count,
+            choice=self._choice,
         )
 
-    def _restore(self, attachment: Attachment | None, plan: StepPlan, restore: RestorePlan) -> None:
+    def _submit(self, plan: StepPlan) -> None:
+        attachment = self._link.session_of(plan.incarnation)
         if attachment is None:
-            self.stats.count("load_failure")
-            self._refuse_restore(restore, "its Cache Manager is gone")
+            self.stats.count("load_failure", len(plan.restores))
+            self._refuse_restores(plan.restores, "its Cache Manager is gone")
             return
         try:
-            submitted = self._copies.restore(attachment, plan.slices, restore)
+            restores = self._copies.restore(attachment, plan.slices, plan.restores)
         except OrbitKVError as fault:
-            self._refuse_restore(restore, str(fault))
+            self._refuse_restores(plan.restores, str(fault))
             return
-        self._running.append(Running(restore, submitted))
+        self._backend = attachment.backend
+        self._running = [Running(each, restore) for each, restore in zip(plan.restores, restores, strict=True)]
 
-    def _refuse_restore(self, restore: RestorePlan, reason: str) -> None:
-        log.warning(
-            "restore of %d pages of request %s: %s; they are recomputed", len(restore.blocks), restore.request, reason
-        )
-        self._errors.update(restore.blocks.tolist())
+    def _join(self) -> None:
+        """Let everything that the engine launches from here on come after every byte of the step's restores."""
+        for running in self._running:
+            running.usable = running.restore.join() and running.usable
+            for layer in range(len(self._layers.layout.layers)):
+                self._copies.corrupt(layer, running.plan)
+
+    def _close_restores(self) -> None:
+        """Order the restores' destinations before whatever comes next (I2), and name those that did not arrive."""
+        missed = self._hooks and len(self._passed) < len(self._layers.layout.layers)
+        for running in self._running:
+            # I11: a request's blocks count as loaded only when every layer of every page arrived, and no forward
+            # passed one before.
+            arrived = running.restore.join() and running.usable
+            if missed:
+                self.stats.count("load_unwaited")
+                self._refuse_restores([running.plan], f"the forward came to {len(self._passed)} of its layers' waits")
+            elif not arrived:
+                self._errors.update(running.plan.blocks.tolist())
+        self._running = []
+
+    def _refuse_restores(self, plans: Sequence[RestorePlan], reason: str) -> None:
+        for plan in plans:
+            log.warning(
+                "restore of %d pages of request %s: %s; they are recomputed", len(plan.blocks), plan.request, reason
+            )
+            self._errors.update(plan.blocks.tolist())
 
     def _publish(self, attachment: Attachment | None, plan: StepPlan, publish: PublishPlan) -> None:
         if attachment is None or not self._place.storage:
             self._let_go(publish.ticket)
             return
+        self._backend = attachment.backend
         self._copies.publish(attachment, plan.slices, publish, lambda _: self._let_go(publish.ticket))
 
     def _let_go(self, ticket: int) -> None:
@@ -200,6 +260,7 @@ class WorkerSide:
         if attachment is None or not attachment.attached:
             self._golden_done(loan.loan, GoldenResult.NOT_RUN)
             return
+        self._backend = attachment.backend
 
         def check() -> None:
             result = GoldenResult.NOT_RUN  # Also when the engine's own tensors raise: the loan must end.
