@@ -340,6 +340,9 @@ class FakeTensors:
         """Return a copy of the block's bytes."""
         return self._view(layer, block).copy()
 
+    def settle(self) -> None:
+        """Do nothing: what was written into host memory is there."""
+
     def scramble(self) -> None:
         """Fill everything with bytes that no two places share by chance."""
         self.memory[:] = np.random.default_rng(1).integers(0, 256, len(self.memory), dtype=np.uint8)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.manager import eventually
-from orbitkv.adapter import attachment
-from orbitkv.transfer import HostBackend, Restore, Transfer, TransferBackend
+from orbitkv.adapter import backends
+from orbitkv.transfer import DeviceSite, HostBackend, KVLayout, Restore, Transfer, TransferBackend
 
 FOLDER = "ORBITKV_TEST_GATE"  # environment of the engine: the folder of the orders
 RESTORE, PUBLISH = "restore", "publish"
@@ -93,11 +93,11 @@ def ordered(order: Path, layer: int) -> bool:
 
 def put_into_copies() -> None:
     """Give the engine that runs in this process copying threads with the gate; nothing else of the product differs."""
-    setattr(attachment, "make_backend", gated_backend)  # noqa: B010 - its type is the factory's, narrower than this one
+    setattr(backends, "make_backend", gated_backend)  # noqa: B010 - its type is the factory's, narrower than this one
 
 
-def gated_backend(name: str, **options: Any) -> TransferBackend:
-    """Return the host backend with the gate before each layer."""
-    if name != "host":
+def gated_backend(name: str, *, layout: KVLayout, site: DeviceSite | None, **options: Any) -> TransferBackend:  # noqa: ARG001
+    """Return the host backend with the gate before each layer, in the place of `make_backend`."""
+    if name != "host" or site is not None:
         raise ValueError(f"only the host backend has a gate, not {name!r}")
     return HostBackend(before_layer=pass_gate, **options)

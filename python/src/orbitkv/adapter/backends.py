@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.settings import Settings
+from orbitkv.errors import ConfigurationError
 from orbitkv.transfer import DeviceSite, KVLayout, Transfer, TransferBackend, choose_backend, make_backend
 
 MPS_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
@@ -36,6 +37,11 @@ class BackendChoice:
 
     def __init__(self, settings: Settings, layout: KVLayout, site: DeviceSite | None = None) -> None:
         """Measure and decide. `site` is None when the KV lies in host memory. ConfigurationError with the remedy."""
+        if settings.verify and site is None:
+            raise ConfigurationError(
+                f"orbitkv.verify is {settings.verify!r}, and this engine's KV lies in host memory, where no device "
+                "checks it: remove orbitkv.verify"
+            )
         self._settings = settings
         self._layout = layout
         self._site = site

@@ -100,7 +100,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
             return
         if self._worker is not None:
             self._worker.close()
-        layers = engine_layers(kv_caches, self._kv_cache_config.num_blocks)
+        layers = engine_layers(kv_caches, self._kv_cache_config.num_blocks, verify=bool(self._settings.verify))
         facts = engine.namespace_facts(self._vllm_config, self._kv_cache_config, layers)
         place = self._place if layers.site is None else replace(self._place, numa=layers.site.numa)
         self._worker = WorkerSide(self._settings, place, layers, facts, self._timeline)

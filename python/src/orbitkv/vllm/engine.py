@@ -24,6 +24,7 @@ from orbitkv.adapter.facts import config_digest, digest_of
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.errors import ConfigurationError
 from orbitkv.identity import cache_scope, digest_text
+from orbitkv.transfer import DIGEST_FORMAT, is_verified
 from orbitkv.vllm.scheduler import Geometry
 from orbitkv.vllm.worker import EngineLayers
 
@@ -161,6 +162,8 @@ def namespace_facts(config: Any, caches: Any, layers: EngineLayers) -> dict[str,
         "hash": hash_schema(str(cache.prefix_caching_hash_algo)),
         "scope": cache_scope(),
     }
+    if is_verified(layers.layout):
+        facts["digest"] = DIGEST_FORMAT
     if str(config.load_config.load_format) == "dummy":
         facts["seed"] = str(model.seed)
     speculative = config.speculative_config

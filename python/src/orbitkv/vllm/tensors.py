@@ -10,12 +10,15 @@ import torch
 
 from orbitkv._numa import node_of_device
 from orbitkv.adapter.tensors import TensorPages, device_of, layout_of
-from orbitkv.transfer import CudaDriver, DeviceSite
+from orbitkv.transfer import DIGEST_BYTES, DIGEST_LAYER, CudaDriver, DeviceSite
 from orbitkv.vllm.worker import EngineLayers
 
 
-def engine_layers(caches: Mapping[str, Any], blocks: int) -> EngineLayers:
-    """Return the layers in forward order. Layers that share one tensor are one layer with several names."""
+def engine_layers(caches: Mapping[str, Any], blocks: int, *, verify: bool = False) -> EngineLayers:
+    """Return the layers in forward order. Layers that share one tensor are one layer with several names.
+
+    With `verify` each page carries a digest, whose rows are the last layer. No name and no hook of the engine's has it.
+    """
     ordered = sorted(caches, key=forward_order)
     unique: dict[str, Any] = {}
     index: dict[str, int] = {}
@@ -26,6 +29,10 @@ def engine_layers(caches: Mapping[str, Any], blocks: int) -> EngineLayers:
         unique.setdefault(first, tensor)
         index[name] = list(unique).index(first)
     device = device_of(unique)
+    if verify:
+        unique[DIGEST_LAYER] = torch.zeros(
+            (blocks, DIGEST_BYTES // 8), dtype=torch.int64, device=next(iter(unique.values())).device
+        )
     pages = TensorPages(list(unique.values()), blocks, settle_of(device))
     return EngineLayers(layout_of(unique, blocks), pages, index, None if device is None else site_of(device))
 

@@ -36,12 +36,12 @@ from orbitkv.adapter.copies import Copies, refuse_mismatch
 from orbitkv.adapter.golden import GoldenResult, PageAccess
 from orbitkv.adapter.link import Link
 from orbitkv.adapter.logs import LOGGER
-from orbitkv.adapter.plans import PublishPlan, RestorePlan
+from orbitkv.adapter.plans import Blocks, PublishPlan, RestorePlan
 from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.errors import OrbitKVError
 from orbitkv.timeline import Stage, Timeline
-from orbitkv.transfer import DeviceSite, KVLayout, Restore, TransferBackend
+from orbitkv.transfer import DeviceSite, KVLayout, Restore, TransferBackend, is_verified
 from orbitkv.vllm.plans import GoldenLoan, StepPlan, StepReport
 
 log = logging.getLogger(LOGGER)
@@ -69,6 +69,12 @@ class Running:
     usable: bool = True
 
 
+def unusable_blocks(running: Running) -> Blocks:
+    """Return the blocks of a restore that did not succeed: those whose digest differs, or all when something failed."""
+    bad = running.restore.bad
+    return running.plan.blocks[bad] if running.usable and len(bad) else running.plan.blocks
+
+
 class WorkerSide:
     """See the module's text. `facts` are the namespace facts of this rank."""
 
@@ -94,6 +100,8 @@ class WorkerSide:
         self._running: list[Running] = []
         self._hooks = False  # whether layers of the running restores are waited for one by one
         self._passed: set[int] = set()  # those layers that the forward came to
+        self._hooked = len(set(layers.index.values()))  # how many layers have hooks
+        self._verified = is_verified(layers.layout)
         self._errors: set[int] = set()
         self._lock = threading.Lock()  # guards _report, which copying threads and the golden thread fill
         self._report = StepReport()
@@ -225,16 +233,20 @@ class WorkerSide:
 
     def _close_restores(self) -> None:
         """Order the restores' destinations before whatever comes next (I2), and name those that did not arrive."""
-        missed = self._hooks and len(self._passed) < len(self._layers.layout.layers)
+        missed = self._hooks and len(self._passed) < self._hooked
         for running in self._running:
             # I11: a request's blocks count as loaded only when every layer of every page arrived, and no forward
             # passed one before.
             arrived = running.restore.join() and running.usable
+            if self._verified:
+                arrived = running.restore.wait_all() and arrived
             if missed:
                 self.stats.count("load_unwaited")
-                self._refuse_restores([running.plan], f"the forward came to {len(self._passed)} of its layers' waits")
+                self._refuse_restores(
+                    [running.plan], f"its forward came to the waits of {len(self._passed)} of {self._hooked} layers"
+                )
             elif not arrived:
-                self._errors.update(running.plan.blocks.tolist())
+                self._errors.update(unusable_blocks(running).tolist())
         self._running = []
 
     def _refuse_restores(self, plans: Sequence[RestorePlan], reason: str) -> None:

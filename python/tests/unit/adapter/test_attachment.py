@@ -12,6 +12,7 @@ from orbitkv.adapter import attachment as attachment_module
 from orbitkv.adapter import reports as reports_module
 from orbitkv.adapter import session as session_module
 from orbitkv.adapter.attachment import Attachment, RankPlace
+from orbitkv.adapter.backends import BackendChoice
 from orbitkv.adapter.reports import Report, Reports
 from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import read_settings
@@ -34,10 +35,12 @@ class WorkerClient(FakeClient):
         self.claimed: list[tuple[list[int], list[int]]] = []
         self.pings = 0
         self.nodes: list[int] = []
+        self.copied_by: list[tuple[str, str]] = []
 
-    def attach(self, *_: Any, epoch: int, numa: int, **__: Any) -> int:
+    def attach(self, *_: Any, epoch: int, numa: int, writer: str, backend: str, **__: Any) -> int:
         self.check()
         self.nodes.append(numa)
+        self.copied_by.append((writer, backend))
         if epoch != self.instance_epoch:
             raise Refused(Status.CONFLICT, "epoch differs")
         return 1
@@ -82,7 +85,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
     ) -> Attachment:
         monkeypatch.setattr(attachment_module, "CacheManagerClient", lambda *_, **__: client)
         place, layout = RankPlace("engine-1", 0, 1, numa=numa), FakeTensors(1, 2, 4096).layout
-        made.append(Attachment(read_settings({}, {}), place, layout, {}, Timeline("test", False), previous, **options))
+        settings = read_settings({}, {})
+        choice = BackendChoice(settings, layout)
+        made.append(
+            Attachment(settings, place, layout, {}, Timeline("test", False), previous, choice=choice, **options)
+        )
         return made[-1]
 
     yield attachment
@@ -94,6 +101,12 @@ def test_the_manager_hears_the_node_of_the_rank(make: Make) -> None:
     client = WorkerClient()
     assert make(client, numa=1).advance()
     assert client.nodes == [1]
+
+
+def test_the_manager_hears_who_writes_and_by_which_backend(make: Make) -> None:
+    client = WorkerClient()
+    assert make(client).advance()
+    assert client.copied_by == [("host", "host")]
 
 
 def test_reports_that_the_manager_still_waits_for_are_told_again(make: Make) -> None:

@@ -18,7 +18,7 @@ from orbitkv.adapter.reports import Report
 from orbitkv.adapter.settings import read_settings
 from orbitkv.client import CacheManagerClient
 from orbitkv.errors import ChannelClosed, ConfigurationError
-from orbitkv.timeline import Timeline
+from orbitkv.timeline import Timeline, parse
 from orbitkv.transfer import HostBackend, Publish, Restore, Transfer
 from orbitkv.vllm.plans import GoldenLoan, StepPlan, StepReport
 from orbitkv.vllm.worker import EngineLayers, WorkerSide
@@ -46,7 +46,12 @@ class Gatekeeper:
 class Rig:
     """One worker side, its engine tensors and a Manager in memory."""
 
-    def __init__(self, extra: dict[str, object] | None = None, storage: bool = True) -> None:
+    def __init__(
+        self,
+        extra: dict[str, object] | None = None,
+        storage: bool = True,
+        timeline: Timeline = Timeline("test", False),  # noqa: B008 - it has no state
+    ) -> None:
         self.tensors = FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES)
         self.manager = FakeManager(SLICE_BYTES)
         self.gate = Gatekeeper()
@@ -60,7 +65,7 @@ class Rig:
             place,
             layers,
             {},
-            Timeline("test", False),
+            timeline,
             connect=lambda _: cast(Attachment, self.attachment),
         )
 
@@ -221,7 +226,7 @@ def test_a_channel_that_breaks_before_the_golden_round_trip_ends_its_loan(
 def test_restored_bytes_are_those_of_the_arena(rig: Rig) -> None:
     rig.manager.fill(2)
     plan = rig.plan(restores=[rig.restore([6, 3])])
-    rig.side.start(plan)
+    rig.side.start(plan, hooks=True)
     for layer in range(LAYERS):
         rig.side.wait_layer(f"l{layer}")
         for page, block in enumerate((6, 3)):
@@ -236,7 +241,7 @@ def test_each_layer_waits_for_its_own_bytes(rig: Rig) -> None:
     rig.manager.fill(1)
     rig.gate.held_layer = 1
     plan = rig.plan(restores=[rig.restore([4])])
-    rig.side.start(plan)
+    rig.side.start(plan, hooks=True)
     rig.side.wait_layer("l0")
     assert rig.gate.reached.wait(WAIT_SECONDS)
     assert np.array_equal(rig.tensors.read(0, 4), rig.manager.layer(0, 0, BLOCK_BYTES)), "layer 0 is usable already"
@@ -257,9 +262,114 @@ def test_each_layer_waits_for_its_own_bytes(rig: Rig) -> None:
     rig.side.end_step(plan)
 
 
+def test_a_forward_without_hooks_begins_after_every_byte(rig: Rig) -> None:
+    rig.manager.fill(2)
+    rig.gate.held_layer = LAYERS - 1
+    plan = rig.plan(restores=[rig.restore([6, 3])])
+    started = threading.Event()
+
+    def start() -> None:
+        rig.side.start(plan, hooks=False)
+        started.set()
+
+    starter = threading.Thread(target=start)
+    starter.start()
+    assert rig.gate.reached.wait(WAIT_SECONDS)
+    assert not started.is_set()
+    rig.gate.go.set()
+    starter.join(WAIT_SECONDS)
+    for layer in range(LAYERS):
+        for page, block in enumerate((6, 3)):
+            assert np.array_equal(rig.tensors.read(layer, block), rig.manager.layer(page, layer, BLOCK_BYTES))
+    rig.side.end_step(plan)
+    assert rig.side.load_errors() == set()
+
+
+@pytest.mark.parametrize("missing", range(LAYERS))
+def test_a_layer_whose_hook_did_not_run_is_a_load_error(rig: Rig, missing: int) -> None:
+    """Its forward may have read the layer before the bytes: what it computed must not count."""
+    rig.manager.fill(2)
+    plan = rig.plan(restores=[rig.restore([6], lease=8), rig.restore([3], lease=9)])
+    rig.side.start(plan, hooks=True)
+    for layer in range(LAYERS):
+        if layer != missing:
+            rig.side.wait_layer(f"l{layer}")
+    rig.side.end_step(plan)
+    assert rig.side.load_errors() == {3, 6}
+    assert rig.side.stats.take()["load_unwaited"] == 2
+    plan = rig.plan(restores=[rig.restore([5])])
+    rig.side.start(plan, hooks=True)
+    for layer in range(LAYERS):
+        rig.side.wait_layer(f"l{layer}")
+    rig.side.end_step(plan)
+    assert rig.side.load_errors() == set(), "each step is judged by its own hooks"
+
+
+def test_the_restores_of_a_step_are_one_group(rig: Rig) -> None:
+    """The first layer of each comes before the second of any, and each lease has its own report."""
+    rig.manager.fill(2)
+    rig.gate.held_layer = 1
+    plan = rig.plan(restores=[rig.restore([6], lease=8), rig.restore([3], lease=9)])
+    rig.side.start(plan, hooks=True)
+    assert rig.gate.reached.wait(WAIT_SECONDS)
+    rig.side.wait_layer("l0")
+    for block in (6, 3):
+        assert np.array_equal(rig.tensors.read(0, block), rig.manager.layer(0, 0, BLOCK_BYTES))
+    rig.gate.go.set()
+    for layer in range(1, LAYERS):
+        rig.side.wait_layer(f"l{layer}")
+    rig.side.end_step(plan)
+    assert rig.side.load_errors() == set()
+    assert sorted(rig.attachment.told) == [("restored", 8, True, 1), ("restored", 9, True, 1)]
+
+
+def test_a_group_that_is_refused_reports_each_of_its_leases(rig: Rig) -> None:
+    bad = RestorePlan("r", 9, np.array([3], np.int64), (np.array([1 << 50], np.uint64),))
+    plan = rig.plan(restores=[rig.restore([6, 4], lease=8), bad])
+    rig.side.start(plan, hooks=True)
+    rig.side.end_step(plan)
+    assert rig.side.load_errors() == {3, 4, 6}
+    assert rig.attachment.told == [("restored", 8, False, 2), ("restored", 9, False, 1)]
+    assert rig.side.stats.take()["load_failure"] == 2
+
+
+def test_a_group_that_fails_reports_each_of_its_leases(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("failed by the test")
+
+    rig.manager.fill(2)
+    monkeypatch.setattr(rig.gate, "__class__", type("Failing", (Gatekeeper,), {"__call__": fail}))
+    plan = rig.plan(restores=[rig.restore([6], lease=8), rig.restore([3], lease=9)])
+    rig.side.start(plan, hooks=True)
+    for layer in range(LAYERS):
+        rig.side.wait_layer(f"l{layer}")
+    rig.side.end_step(plan)
+    assert rig.side.load_errors() == {3, 6}
+    assert sorted(rig.attachment.told) == [("restored", 8, False, 1), ("restored", 9, False, 1)]
+
+
+def test_the_end_of_a_restore_says_where_its_time_went(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(timeline=Timeline("test", True))
+    rig.manager.fill(1)
+    rig.side.begin()
+    plan = rig.plan(restores=[rig.restore([4])])
+    with caplog.at_level(logging.INFO, "orbitkv.timeline"):
+        rig.side.start(plan, hooks=False)
+        rig.side.end_step(plan)
+        rig.close()  # The thread that copied has recorded the end by then.
+    ended = [record for line in caplog.messages if (record := parse(line)) and record["stage"] == "gpu_ready"]
+    assert [(record["success"], record["pieces"], record["thread"]) for record in ended] == [
+        (True, LAYERS, "orbitkv-restore")
+    ]
+    assert {"build_us", "submit_us", "copies", "first_layer_us", "last_layer_us"} <= ended[0].keys()
+    values = rig.side.stats.take()
+    for name in ("build_seconds", "submit_seconds", "first_layer_seconds", "last_layer_seconds", "copies", "pieces"):
+        assert len(cast(list[float], values[f"restore_{name}"])) == 1
+
+
 def test_layer_hooks_pass_in_steps_without_restores(rig: Rig) -> None:
     rig.side.wait_layer("l0")
-    rig.side.start(rig.plan())
+    rig.side.start(rig.plan(), hooks=True)
     rig.side.wait_layer("no such layer")
     rig.side.end_step(rig.plan())
     assert not rig.side.report()
@@ -267,14 +377,14 @@ def test_layer_hooks_pass_in_steps_without_restores(rig: Rig) -> None:
 
 def test_lost_blocks_are_load_errors(rig: Rig) -> None:
     plan = rig.plan(lost=[3, 4])
-    rig.side.start(plan)
+    rig.side.start(plan, hooks=True)
     assert rig.side.load_errors() == {3, 4}
     assert rig.side.load_errors() == set()
 
 
 def test_a_restore_of_another_life_of_the_manager_is_recomputed(rig: Rig) -> None:
     plan = StepPlan(b"another", 0, (SlicePlace(0, 0, 0, SLICE_BYTES),), restores=[rig.restore([3, 4])])
-    rig.side.start(plan)
+    rig.side.start(plan, hooks=True)
     rig.side.end_step(plan)
     assert rig.side.load_errors() == {3, 4}
     assert rig.attachment.told == []
@@ -283,7 +393,7 @@ def test_a_restore_of_another_life_of_the_manager_is_recomputed(rig: Rig) -> Non
 def test_a_restore_outside_of_the_arena_is_recomputed_and_reported(rig: Rig) -> None:
     bad = RestorePlan("r", 9, np.array([3], np.int64), (np.array([1 << 50], np.uint64),))
     plan = rig.plan(restores=[bad])
-    rig.side.start(plan)
+    rig.side.start(plan, hooks=True)
     rig.side.end_step(plan)
     assert rig.side.load_errors() == {3}
     assert rig.attachment.told == [("restored", 9, False, 1)]
@@ -293,7 +403,7 @@ def test_a_restore_finishes_from_the_mapping_of_a_dead_manager(rig: Rig) -> None
     rig.manager.fill(1)
     rig.attachment.alive = False
     plan = rig.plan(restores=[rig.restore([4])])
-    rig.side.start(plan)
+    rig.side.start(plan, hooks=False)
     rig.side.end_step(plan)
     assert rig.side.load_errors() == set()
     assert np.array_equal(rig.tensors.read(2, 4), rig.manager.layer(0, 2, BLOCK_BYTES))
@@ -341,15 +451,17 @@ def test_a_publish_without_a_manager_gives_sources_back(rig: Rig) -> None:
     assert rig.side.report().copied == {5: 1}
 
 
+@pytest.mark.parametrize("hooks", [True, False])
 @pytest.mark.parametrize(("fault", "differs"), [("corrupt-restore", True), ("poison-destination", False)])
-def test_injected_faults_do_what_they_say(fault: str, differs: bool) -> None:
+def test_injected_faults_do_what_they_say(fault: str, differs: bool, hooks: bool) -> None:
     rig = Rig({"orbitkv.fault_injection": fault})
     rig.manager.fill(1)
     rig.side.begin()
     plan = rig.plan(restores=[rig.restore([4])])
-    rig.side.start(plan)
+    rig.side.start(plan, hooks=hooks)
     for layer in range(LAYERS):
         rig.side.wait_layer(f"l{layer}")
+    rig.side.wait_layer("twin")
     rig.side.end_step(plan)
     same = [np.array_equal(rig.tensors.read(i, 4), rig.manager.layer(0, i, BLOCK_BYTES)) for i in range(LAYERS)]
     assert same == [not differs] * LAYERS
@@ -362,7 +474,7 @@ def test_a_skipped_wait_passes_early() -> None:
     rig.manager.fill(1)
     rig.gate.held_layer = 1
     plan = rig.plan(restores=[rig.restore([4])])
-    rig.side.start(plan)
+    rig.side.start(plan, hooks=True)
     rig.side.wait_layer("l1")
     assert rig.gate.reached.wait(WAIT_SECONDS)
     assert not rig.tensors.read(1, 4).any()
