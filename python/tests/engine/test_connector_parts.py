@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 import torch
 import vllm
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
+from vllm.forward_context import ForwardContext
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from orbitkv.adapter.stats import COUNTERS, GAUGES, HISTOGRAMS
 from orbitkv.errors import ConfigurationError
+from orbitkv.transfer import DIGEST_BYTES, is_verified
 from orbitkv.vllm import OrbitKVConnector, connector, engine
 from orbitkv.vllm.metrics import OrbitKVPromMetrics, OrbitKVStats
 from orbitkv.vllm.tensors import engine_layers, forward_order
@@ -205,6 +209,65 @@ def test_replicated_content_is_stored_by_the_first_rank_of_each_stage(
     assert place.instance == "name of 0_dp1", "the first rank names the instance for all"
 
 
+V1, V2 = "gpu_model_runner", "gpu.model_runner"
+
+
+def context(runner: str, mode: CUDAGraphMode, forward: bool = True, batches: int = 1) -> SimpleNamespace:
+    """Return the context in which a runner of vLLM calls `start_load_kv` before a forward in that mode.
+
+    The second runner replays a full graph outside of any context, and makes one without metadata for the call.
+    """
+    if not forward or (runner == V2 and mode is CUDAGraphMode.FULL):
+        return SimpleNamespace(attn_metadata=None, cudagraph_runtime_mode=CUDAGraphMode.NONE)
+    metadata: Any = {"l0": object()}
+    return SimpleNamespace(
+        attn_metadata=metadata if batches == 1 else [metadata] * batches, cudagraph_runtime_mode=mode
+    )
+
+
+@pytest.mark.parametrize("runner", [V1, V2])
+@pytest.mark.parametrize(
+    ("mode", "runs"), [(CUDAGraphMode.NONE, True), (CUDAGraphMode.PIECEWISE, True), (CUDAGraphMode.FULL, False)]
+)
+def test_hooks_run_unless_a_full_graph_is_replayed(runner: str, mode: CUDAGraphMode, runs: bool) -> None:
+    assert engine.runs_hooks(context(runner, mode)) is runs
+    assert engine.runs_hooks(context(runner, mode, batches=2)) is runs
+    assert not engine.runs_hooks(context(runner, mode, forward=False)), "a step without a forward has none"
+
+
+def test_a_context_of_vllm_has_what_the_hooks_are_told_by() -> None:
+    fields = {field.name for field in dataclasses.fields(ForwardContext)}
+    assert {"attn_metadata", "cudagraph_runtime_mode"} <= fields
+
+
+@pytest.mark.parametrize(
+    ("method", "has"),
+    [("eagle3", True), ("mtp", True), ("draft_model", True), ("new", True), ("ngram", False), ("suffix", False)],
+)
+def test_a_drafter_with_cached_layers_is_told_by_its_method(method: str, has: bool) -> None:
+    assert not engine.has_drafter(config())
+    assert engine.has_drafter(config(speculative=SimpleNamespace(method=method))) is has
+
+
+@pytest.mark.parametrize(
+    ("mode", "drafter", "hooks"),
+    [
+        (CUDAGraphMode.PIECEWISE, False, True),
+        (CUDAGraphMode.FULL, False, False),
+        (CUDAGraphMode.PIECEWISE, True, False),
+    ],
+)
+def test_a_step_hears_whether_its_hooks_run(mode: CUDAGraphMode, drafter: bool, hooks: bool) -> None:
+    heard: list[tuple[Any, bool]] = []
+    plan = object()
+    made = object.__new__(OrbitKVConnector)
+    made.__dict__["_connector_metadata"] = SimpleNamespace(plan=plan)
+    made._drafter = drafter
+    made._worker = SimpleNamespace(start=lambda plan, hooks: heard.append((plan, hooks)))  # type: ignore[assignment]
+    made.start_load_kv(context(V1, mode))
+    assert heard == [(plan, hooks)]
+
+
 def test_tokens_in_flight_are_not_confirmed() -> None:
     progress = connector.progress_of(request())
     assert (progress.computed, progress.confirmed, progress.tokens) == (64, 32, 100)
@@ -261,6 +324,18 @@ def test_layers_are_in_forward_order_and_a_shared_tensor_counts_once() -> None:
     assert forward_order("a.10.b") > forward_order("a.9.b")
 
 
+def test_a_verified_page_carries_its_digest_behind_the_engines_layers() -> None:
+    plain, verified = engine_layers(tensors(), BLOCKS), engine_layers(tensors(), BLOCKS, verify=True)
+    last = verified.layout.layers[-1]
+    assert is_verified(verified.layout)
+    assert not is_verified(plain.layout)
+    assert (last.block_bytes, last.offset) == (DIGEST_BYTES, plain.layout.slice_bytes)
+    assert last.step == len(plain.layout.layers), "no layer of the forward reads it"
+    assert verified.index == plain.index, "no hook has it"
+    for layers in (plain, verified):
+        assert layers.site is None, "host memory is no device"
+
+
 def test_heads_outside_of_blocks_are_refused() -> None:
     raw = torch.zeros(HEADS, BLOCKS, TOKENS, HEAD_BYTES, dtype=torch.uint8)
     with pytest.raises(ConfigurationError, match="not contiguous"):
@@ -299,14 +374,14 @@ def test_one_differing_fact_is_another_namespace(
     assert facts(**changes) != facts()
 
 
-@pytest.mark.parametrize("what", ["weights", "release", "scope", "seed", "layers"])
+@pytest.mark.parametrize("what", ["weights", "release", "scope", "seed", "layers", "digest"])
 def test_one_differing_circumstance_is_another_namespace(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def facts(layers: int = 3) -> dict[str, str]:
-        known = engine_layers(tensors(layers=layers), BLOCKS)
+    def facts(layers: int = 3, verify: bool = False) -> dict[str, str]:
+        known = engine_layers(tensors(layers=layers), BLOCKS, verify=verify)
         return engine.namespace_facts(config(model=str(model)), caches(full_attention()), known)
 
     before = facts()
@@ -318,7 +393,7 @@ def test_one_differing_circumstance_is_another_namespace(
         monkeypatch.setenv("ORBITKV_CACHE_SCOPE", "blue")
     elif what == "seed":
         monkeypatch.setenv("PYTHONHASHSEED", "7")
-    assert facts(2 if what == "layers" else 3) != before
+    assert facts(2 if what == "layers" else 3, verify=what == "digest") != before
 
 
 def test_every_metric_is_there_before_its_first_event() -> None:

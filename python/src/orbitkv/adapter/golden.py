@@ -16,7 +16,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from mmap import PAGESIZE, mmap
 from typing import Protocol
@@ -100,20 +100,24 @@ class RoundTrip:
                 return GoldenResult.MISMATCH
         return GoldenResult.PASSED
 
-    def _publish(self, block: int, locations: Locations, offset: int) -> bool:
+    def _publish(self, block: int, locations: Locations, offset: int) -> GoldenResult:
         return self._ended(lambda plan: self.backend.publish(plan, on_done=ignore), block, locations, offset)
 
-    def _restore(self, block: int, locations: Locations, offset: int) -> bool:
+    def _restore(self, block: int, locations: Locations, offset: int) -> GoldenResult:
         return self._ended(lambda plan: self.backend.restore([plan], on_done=ignore)[0], block, locations, offset)
 
-    def _ended(self, submit: Callable[[CopyPlan], Transfer], block: int, locations: Locations, offset: int) -> bool:
-        """Copy one block and return whether its bytes arrived. EngineFault and TransferStalled: nobody knows."""
+    def _ended(
+        self, submit: Callable[[CopyPlan], Transfer], block: int, locations: Locations, offset: int
+    ) -> GoldenResult:
+        """Copy one block and return whether its bytes arrived, or differ by their digest.
+
+        EngineFault and TransferStalled when nobody knows.
+        """
         try:
             plan = CopyPlan(self.layout, np.array([block], np.int64), np.ascontiguousarray(locations[:1]), offset)
             transfer = submit(plan)
         except TransferError as fault:
-            log.warning("the golden round trip could not copy: %s", fault)
-            return False
+            return not_run(fault)
         # I2: the blocks are blanked, reported and given back only after the terminal result, however long it takes.
         late = False
         while not transfer.done:
@@ -124,7 +128,10 @@ class RoundTrip:
                 if not late:
                     log.warning(LATE, self.seconds)
                 late = True
-        return transfer.ok
+        if len(transfer.bad):
+            log.error("a page came back with another digest in the golden round trip")
+            return GoldenResult.MISMATCH
+        return GoldenResult.PASSED if transfer.ok else GoldenResult.NOT_RUN
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,7 @@ class GoldenCheck(RoundTrip):
                 reserve.drop()
                 return GoldenResult.NOT_RUN
             reservation, page = reserve.reservation, [(0, 1)]
-            if not self._publish(source, reserve.locations(0), offset):
+            if self._publish(source, reserve.locations(0), offset) is not GoldenResult.PASSED:
                 self.tell(Report(lambda client: client.abandoned(reservation, rank, page), reservation=reservation))
                 return GoldenResult.NOT_RUN
             self.tell(Report(lambda client: client.committed(reservation, rank, page), reservation=reservation))
@@ -181,12 +188,11 @@ class GoldenCheck(RoundTrip):
                 return GoldenResult.NOT_RUN
             query.lease.begin(1)
             lease = query.lease.id
-            arrived = self._restore(target, query.lease.locations(0), offset)
+            result = self._restore(target, query.lease.locations(0), offset)
+            arrived = result is GoldenResult.PASSED
             copied = self.layout.slice_bytes if arrived else 0
             self.tell(Report(lambda client: client.restored(lease, rank, arrived, copied, page), lease=lease))
-            if not arrived:
-                return GoldenResult.NOT_RUN
-            return self._compare(seed, target)
+            return self._compare(seed, target) if arrived else result
         finally:
             self.client.close_private()
 
@@ -207,50 +213,14 @@ class TensorCheck(RoundTrip):
         self.backend.register_arena(Arena(0, NO_NODE, size, memory))
         place = np.zeros(1, np.uint64)
         self._fill(seed, source, target)
-        arrived = self._publish(source, place, 0) and self._restore(target, place, 0)
-        result = self._compare(seed, target) if arrived else GoldenResult.NOT_RUN
+        result = self._publish(source, place, 0)
+        if result is GoldenResult.PASSED:
+            result = self._restore(target, place, 0)
+        if result is GoldenResult.PASSED:
+            result = self._compare(seed, target)
         self._blank(source, target)
         self.backend.unregister_arena(0)
         return result
-
-
-class ScratchPages:
-    """Blocks in memory of their own, laid out as a layout says, for a check while the engine's blocks are in use."""
-
-    def __init__(self, layout: KVLayout, blocks: int) -> None:
-        self._memory: npt.NDArray[np.uint8] = np.zeros(blocks * layout.slice_bytes, np.uint8)
-        base = int(self._memory.ctypes.data)
-        self.layout = KVLayout(
-            tuple(
-                replace(
-                    layer,
-                    address=base + blocks * layer.offset,
-                    blocks=blocks,
-                    block_stride=layer.block_bytes,
-                )
-                for layer in layout.layers
-            ),
-            blocks,
-            layout.slice_bytes,
-            self._memory,
-        )
-
-    def write(self, layer: int, block: int, content: npt.NDArray[np.uint8]) -> None:
-        """Put `content` into the block."""
-        self._rows(layer)[block] = content
-
-    def read(self, layer: int, block: int) -> npt.NDArray[np.uint8]:
-        """Return the block's bytes."""
-        content: npt.NDArray[np.uint8] = self._rows(layer)[block].copy()
-        return content
-
-    def settle(self) -> None:
-        """Do nothing: what the processor wrote into host memory is there."""
-
-    def _rows(self, layer: int) -> npt.NDArray[np.uint8]:
-        place = self.layout.layers[layer]
-        start = place.offset * self.layout.blocks
-        return self._memory[start : start + self.layout.blocks * place.block_bytes].reshape(-1, place.block_bytes)
 
 
 def not_run(fault: OrbitKVError) -> GoldenResult:
