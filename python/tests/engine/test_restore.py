@@ -199,12 +199,18 @@ def test_the_first_layer_is_used_before_the_last_is_ready(rig: Rig) -> None:
     rig.forget_on_device()
     seen = len(rig.timeline())
     rig.engine.complete(prompt, max_tokens=2)
-    stages = [(record["stage"], record.get("layer")) for record in rig.timeline()[seen:]]
+    # The thread that copied records the end, beside the engine's.
+    eventually(lambda: "gpu_ready" in [record["stage"] for record in rig.timeline()[seen:]], "the restore has ended")
+    records = rig.timeline()[seen:]
+    stages = [(record["stage"], record.get("layer")) for record in records]
     layers = range(rig.engine.config.checkpoint.layers)
     assert stages.index(("queued", None)) < stages.index(("restore_submit", None))
     for layer in layers:
         assert stages.index(("layer_ready", layer)) < stages.index(("layer_used", layer))
-    assert stages.index(("layer_used", layers[-1])) < stages.index(("gpu_ready", None))
+    assert stages.index(("layer_ready", layers[-1])) < stages.index(("gpu_ready", None))
+    ended = records[stages.index(("gpu_ready", None))]
+    assert ended["success"]
+    assert ended["pieces"] == 31 * len(layers)
     assert ("first_use", None) in stages
 
 
