@@ -27,7 +27,7 @@ from qualify.report import Wrong
 LIMIT_S = 60.0  # of any copy here: a guard against one that hangs
 HOST_BORDER = 4 << 20  # host memory has no registrations, so pages lie across these instead
 CALIBRATION_CYCLES = 20_000_000
-HOST_LAYER_DELAY_US = 20_000  # slows the host backend down, so that a wait that is left out is noticed
+HOST_LAYER_DELAY_US = 50_000  # slows the host backend down, so that a wait that is left out is noticed
 
 
 class Memory:

@@ -33,6 +33,16 @@ PLAN_MAX = 8  # pages of one restore or publish
 LOOK_EVERY = 16  # steps between two looks at what was counted as wrong
 
 
+@dataclass(frozen=True)
+class Pages:
+    """Keys in blocks, with their content and the blocks' numbers on the device, uploaded before they are needed."""
+
+    keys: Ordinals
+    blocks: Ordinals
+    content: Any
+    at: Any
+
+
 @dataclass
 class Stage:
     """One memory, its backend, an arena with a place for every key, and every content on the device."""
@@ -46,9 +56,10 @@ class Stage:
     extent: int
     wrong: list[Any] = field(default_factory=list)
 
-    def index(self, numbers: Ordinals) -> Any:
-        """Return numbers as the device's index."""
-        return rank.index(numbers, self.streams.device)
+    def pages(self, keys: Ordinals, blocks: Ordinals) -> Pages:
+        """Return keys in blocks."""
+        device = self.streams.device
+        return Pages(keys, blocks, self.contents[rank.index(keys, device)], rank.index(blocks, device))
 
     def locations(self, keys: Ordinals) -> Any:
         """Return the places of keys."""
@@ -59,33 +70,32 @@ class Stage:
         for key in keys.tolist():
             self.arena.view[key * self.extent :][: self.memory.layout.slice_bytes] = self.slices[key]
 
-    def write(self, keys: Ordinals, blocks: Ordinals) -> None:
+    def write(self, pages: Pages) -> None:
         """Let the compute stream write pages."""
-        content, at = self.contents[self.index(keys)], self.index(blocks)
         for layer in range(len(self.memory.layout.layers)):
-            self.memory.put(layer, at, content)
+            self.memory.put(layer, pages.at, pages.content)
 
-    def read(self, layers: range, keys: Ordinals, blocks: Ordinals) -> None:
+    def read(self, layers: range, pages: Pages) -> None:
         """Let the compute stream count the bytes of these layers that are wrong."""
-        content, at = self.contents[self.index(keys)], self.index(blocks)
-        self.wrong += [self.memory.wrong(layer, at, content) for layer in layers]
+        self.wrong += [self.memory.wrong(layer, pages.at, pages.content) for layer in layers]
 
-    def restore(self, parts: Sequence[tuple[Ordinals, Ordinals]]) -> list[Restore]:
-        """Submit a group; each part names keys and blocks."""
-        plans = [rank.plan_of(self.memory, blocks, self.locations(keys)) for keys, blocks in parts]
+    def restore(self, parts: Sequence[Pages]) -> list[Restore]:
+        """Submit a group."""
+        plans = [rank.plan_of(self.memory, part.blocks, self.locations(part.keys)) for part in parts]
         return self.backend.restore(plans, on_done=rank.ignore)
 
-    def publish(self, keys: Ordinals, blocks: Ordinals) -> Publish:
+    def publish(self, pages: Pages) -> Publish:
         """Submit a publish."""
-        return self.backend.publish(rank.plan_of(self.memory, blocks, self.locations(keys)), on_done=rank.ignore)
+        plan = rank.plan_of(self.memory, pages.blocks, self.locations(pages.keys))
+        return self.backend.publish(plan, on_done=rank.ignore)
 
     def warm_up(self) -> None:
         """Use every kernel and copy once: loading or compiling one would wait for what runs, or be late itself."""
-        one = np.arange(1, dtype=np.int64)
-        self.write(one, one)
-        self.read(range(1), one, one)
-        rank.finish([self.publish(one, one)])
-        rank.finish(self.restore([(one, one)]))
+        one = self.pages(np.arange(1, dtype=np.int64), np.arange(1, dtype=np.int64))
+        self.write(one)
+        self.read(range(1), one)
+        rank.finish([self.publish(one)])
+        rank.finish(self.restore([one]))
         self.streams.delay(0.0)
         self.look()
         self.memory.poison()
@@ -144,9 +154,10 @@ UNFENCED: dict[str, Any] = {"fences": list}
 def publish_after_writes(name: str, device: str, seed: int, **options: Any) -> Figures:
     """Publish pages that the compute stream has not written yet when the publish is submitted."""
     with stage(name, device, seed, **options) as s:
+        pages = s.pages(FIRST, FIRST)
         s.streams.delay(DELAY_S)
-        s.write(FIRST, FIRST)
-        rank.finish([s.publish(FIRST, FIRST)])
+        s.write(pages)
+        rank.finish([s.publish(pages)])
         s.look_at_arena(FIRST)
     return {"pages": PAGES}
 
@@ -155,12 +166,12 @@ def restore_after_reads(name: str, device: str, seed: int, **options: Any) -> Fi
     """Restore into pages that the compute stream has not read to the end when the restore is submitted."""
     with stage(name, device, seed, **options) as s:
         s.store(SECOND)
-        s.write(FIRST, FIRST)
+        before, after = s.pages(FIRST, FIRST), s.pages(SECOND, FIRST)
+        s.write(before)
         s.streams.settle()
         s.streams.delay(DELAY_S)
-        s.read(range(2 * LAYERS), FIRST, FIRST)
-        restores = s.restore([(SECOND, FIRST)])
-        rank.finish(restores)
+        s.read(range(2 * LAYERS), before)
+        rank.finish(s.restore([after]))
         s.look()
         s.memory.expect(FIRST, s.slices[SECOND])
     return {"pages": PAGES}
@@ -176,15 +187,15 @@ def layer_by_layer(
     """
     with late_stage(name, device, seed, **options) as s:
         s.store(FIRST)
-        half = PAGES // 2
-        restores = s.restore([(FIRST[:half], FIRST[:half]), (FIRST[half:], FIRST[half:])])
+        pages, half = s.pages(FIRST, FIRST), PAGES // 2
+        restores = s.restore([s.pages(part, part) for part in (FIRST[:half], FIRST[half:])])
         if waits == "all":
             require(all(restore.join() for restore in restores), "a restore failed")
         order = list(enumerate(s.memory.layout.steps))
         for step, (first, past) in order[::-1] if waits == "none" else order:
             if waits == "layers" and step != skipped:
                 require(all(restore.wait_layer(past - 1) for restore in restores), "a restore failed")
-            s.read(range(first, past), FIRST, FIRST)
+            s.read(range(first, past), pages)
         rank.finish(restores)
         s.look()
     return {"pages": PAGES}
@@ -212,11 +223,12 @@ def older_group_first(name: str, device: str, seed: int) -> Figures:
         for number in range(8):
             keys = np.arange(number, number + 6, dtype=np.int64)
             blocks = 8 * np.arange(6, dtype=np.int64) + number
-            group = s.restore([(keys, blocks)])
+            pages = s.pages(keys, blocks)
+            group = s.restore([pages])
             groups += group
             for first, past in s.memory.layout.steps:
                 require(all(restore.wait_layer(past - 1) for restore in group), "a restore failed")
-                s.read(range(first, past), keys, blocks)
+                s.read(range(first, past), pages)
             s.streams.delay(STEP_DELAY_S)
         rank.finish(groups)
         s.look()
@@ -237,7 +249,7 @@ class Played:
     free: list[int]
     stored: list[int] = field(default_factory=list)
     unused: list[int] = field(default_factory=list)
-    held: list[tuple[Publish, Ordinals, Ordinals]] = field(default_factory=list)
+    held: list[tuple[Publish, Pages]] = field(default_factory=list)
     restores: list[Restore] = field(default_factory=list)
 
     def take(self, count: int) -> Ordinals:
@@ -249,11 +261,11 @@ class Played:
     def collect(self, last: bool = False) -> None:
         """Take back the blocks of publishes that ended; at the last wait for all of them."""
         if last:
-            rank.finish([publish for publish, _, _ in self.held])
-        for publish, keys, blocks in [each for each in self.held if each[0].done]:
+            rank.finish([publish for publish, _ in self.held])
+        for publish, pages in [each for each in self.held if each[0].done]:
             require(publish.ok, "a publish failed")
-            self.stored += keys.tolist()
-            self.free += blocks.tolist()
+            self.stored += pages.keys.tolist()
+            self.free += pages.blocks.tolist()
         self.held = [each for each in self.held if not each[0].done]
 
 
@@ -287,26 +299,26 @@ def play_step(s: Stage, books: Played) -> None:
     for _ in range(draw.randint(0, GROUP_MAX) if books.stored else 0):
         keys = np.asarray(draw.sample(books.stored, min(len(books.stored), draw.randint(1, PLAN_MAX))), np.int64)
         if len(keys) <= len(books.free):
-            parts.append((keys, books.take(len(keys))))
+            parts.append(s.pages(keys, books.take(len(keys))))
     group = s.restore(parts) if parts else []
     books.restores += group
     if not draw.randint(0, 7):
         books.unused, books.stored = books.unused + books.stored[:PLAN_MAX], books.stored[PLAN_MAX:]
     count = min(draw.randint(0, PLAN_MAX), len(books.unused), len(books.free))
-    fresh, books.unused = np.asarray(books.unused[:count], np.int64), books.unused[count:]
-    blocks = books.take(count)
+    fresh = s.pages(np.asarray(books.unused[:count], np.int64), books.take(count))
+    books.unused = books.unused[count:]
     if count:
-        s.write(fresh, blocks)
+        s.write(fresh)
     s.streams.delay(draw.random() * STEP_DELAY_S)
     for first, past in s.memory.layout.steps:
-        for restore, (keys, targets) in zip(group, parts, strict=True):
+        for restore, pages in zip(group, parts, strict=True):
             require(restore.wait_layer(past - 1), "a restore failed")
-            s.read(range(first, past), keys, targets)
+            s.read(range(first, past), pages)
     require(all(restore.join() for restore in group), "a restore failed")
     s.backend.check()
     if count:
-        books.held.append((s.publish(fresh, blocks), fresh, blocks))
-    books.free += [block for _, targets in parts for block in targets.tolist()]
+        books.held.append((s.publish(fresh), fresh))
+    books.free += [block for pages in parts for block in pages.blocks.tolist()]
 
 
 def cases(report: Report, name: str, device: str, rounds: int, seed: int) -> None:
