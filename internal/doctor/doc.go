@@ -1,7 +1,7 @@
 // Package doctor looks at what the machine offers to a Cache Manager and says what to change.
 //
 // It owns one table of checks: kernel features, the locked-memory limit, the memory that the control group allows against the
-// pool that would be used, swap, huge pages, NUMA nodes, leftovers in /dev/shm and the socket paths in search order. Each check
+// pool that would be used, swap, huge pages, NUMA nodes, GPUs and their driver, leftovers in /dev/shm and the socket paths in search order. Each check
 // is one Line: a verdict, what was found and the fix. It also owns AllowedMemory, the one reading of "how much memory may this
 // process use" that the default size of the pool follows from.
 //

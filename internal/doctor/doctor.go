@@ -62,6 +62,7 @@ func Run(o Options) []Line {
 	lines = append(lines, swapLine(o.FS))
 	lines = append(lines, hugePageLines(o)...)
 	lines = append(lines, nodesLine(o.FS))
+	lines = append(lines, gpuLines(o)...)
 	lines = append(lines, leftoversLine(o.FS))
 	return append(lines, socketLines(o)...)
 }

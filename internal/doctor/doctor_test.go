@@ -132,6 +132,10 @@ var machines = []struct {
 
 	{name: "locked memory unlimited", line: "locked memory", verdict: Good, words: []string{"unlimited"}},
 	{
+		name: "locked memory of engines", files: map[string]string{"proc/self/limits": "Max locked memory         8388608              8388608              bytes\n"},
+		line: "locked memory", verdict: Note, words: []string{"An engine has a limit of its own", "registered with a GPU"},
+	},
+	{
 		name: "locked memory limited", files: map[string]string{"proc/self/limits": "Max locked memory         8388608              8388608              bytes\n"},
 		line: "locked memory", verdict: Note, words: []string{"8 MiB", "LimitMEMLOCK=infinity"},
 	},
@@ -199,6 +203,40 @@ var machines = []struct {
 		line: "NUMA nodes", verdict: Good, words: []string{"node 0 32 GiB", "node 1 without memory"},
 	},
 	{name: "nodes nonsense", files: map[string]string{nodes + "online": "0-99999999\n"}, line: "NUMA nodes", verdict: Note, words: []string{"outside"}},
+
+	{name: "no GPU", line: "GPUs", verdict: Good, words: []string{"none of NVIDIA's"}},
+	{name: "another vendor's GPU", nodes: gpu("0000:01:00.0", "0x1002", "0x030000", "0"), line: "GPUs", verdict: Good, words: []string{"none"}},
+	{name: "NVIDIA's network card", nodes: gpu("0000:01:00.0", "0x10de", "0x020700", "0"), line: "GPUs", verdict: Good, words: []string{"none"}},
+	{name: "driver", nodes: gpu("0000:1b:00.0", "0x10de", "0x030200", "0"), files: driver("580.65.06"), line: "NVIDIA driver", verdict: Good, words: []string{"580.65.06"}},
+	{name: "open driver", nodes: gpu("0000:1b:00.0", "0x10de", "0x030200", "0"), files: map[string]string{
+		driverVersion: "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build  (builder@host)\nGCC version:  gcc version 12.2.0\n",
+	}, line: "NVIDIA driver", verdict: Good, words: []string{"570.86.10"}},
+	{name: "old driver", nodes: gpu("0000:1b:00.0", "0x10de", "0x030200", "0"), files: driver("550.54.15"), line: "NVIDIA driver", verdict: Note, words: []string{"550.54.15", "release 570", "12.8"}},
+	{name: "no driver", nodes: gpu("0000:1b:00.0", "0x10de", "0x030200", "0"), line: "NVIDIA driver", verdict: Note, words: []string{"none is loaded", "release 570"}},
+	{name: "strange driver", files: map[string]string{driverVersion: "NVRM version: unknown\n"}, line: "NVIDIA driver", verdict: Note, words: []string{"names no release"}},
+	{name: "GPU on the only node", nodes: gpu("0000:1b:00.0", "0x10de", "0x030200", "0"), line: "GPU 0000:1b:00.0", verdict: Good, words: []string{"only node", "beside it"}},
+	{name: "GPU without a node", nodes: gpu("0000:1b:00.0", "0x10de", "0x030200", "-1"), line: "GPU 0000:1b:00.0", verdict: Good, words: []string{"only node"}},
+	{
+		name: "GPU beside one of two nodes", nodes: gpu("0000:9b:00.0", "0x10de", "0x030000", "1"), files: twoNodes("0-1"),
+		line: "GPU 0000:9b:00.0", verdict: Good, words: []string{"on node 1; the pool on nodes 0, 1"},
+	},
+	{
+		name: "GPU beside a node that the pool may not use", nodes: gpu("0000:9b:00.0", "0x10de", "0x030200", "1"), files: twoNodes("0"),
+		line: "GPU 0000:9b:00.0", verdict: Note, words: []string{"on node 1, the pool on node 0", "--membind", "AllowedMemoryNodes="},
+	},
+	{
+		name: "GPU of which two nodes do not know", nodes: gpu("0000:9b:00.0", "0x10de", "0x030200", "-1"), files: twoNodes("0-1"),
+		line: "GPU 0000:9b:00.0", verdict: Note, words: []string{"does not name its node", "nvidia-smi topo -m"},
+	},
+	{
+		name: "pinned pool", nodes: gpu("0000:1b:00.0", "0x10de", "0x030200", "0"),
+		line: "pinned memory", verdict: Good, words: []string{"the pool's 16 GiB", "charged once", "48 GiB of 64 GiB are left (machine memory)"},
+	},
+	{
+		name: "pinned pool that leaves little", nodes: gpu("0000:1b:00.0", "0x10de", "0x030200", "0"), options: Options{PoolBytes: 60 * gib},
+		files: map[string]string{unit + "orbitkv.service/memory.max": fmt.Sprint(62 * gib)},
+		line:  "pinned memory", verdict: Note, words: []string{"2 GiB of 62 GiB are left", "memory.max", "--pool-size"},
+	},
 
 	{name: "nothing left over", line: "/dev/shm", verdict: Good, words: []string{"no files"}},
 	{
@@ -291,6 +329,27 @@ func TestRun(t *testing.T) {
 				t.Errorf("a bad line without a fix: %+v", l)
 			}
 		})
+	}
+}
+
+// gpu is one device of the PCI bus.
+func gpu(address, vendor, class, node string) fstest.MapFS {
+	files := fstest.MapFS{}
+	for name, text := range map[string]string{"vendor": vendor, "class": class, "numa_node": node} {
+		files[pciDevices+"/"+address+"/"+name] = &fstest.MapFile{Data: []byte(text + "\n")}
+	}
+	return files
+}
+
+func driver(release string) map[string]string {
+	return map[string]string{driverVersion: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  " + release + "  Sun Jul 27 07:16:56 UTC 2025\n"}
+}
+
+// twoNodes is a machine with two nodes, of which the process may use some.
+func twoNodes(allowed string) map[string]string {
+	return map[string]string{
+		nodes + "online": "0-1\n", nodes + "has_memory": "0-1\n",
+		"proc/self/status": "CapEff:\t0000000000000000\nMems_allowed:\t3\nMems_allowed_list:\t" + allowed + "\n",
 	}
 }
 

@@ -40,7 +40,8 @@ func memoryLines(o Options) []Line {
 
 func lockedMemoryLine(fsys fs.FS) Line {
 	const name = "locked memory"
-	const fix = "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited; needed only by fixed buffers of io_uring and by RDMA"
+	const fix = "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited; needed only by fixed buffers of io_uring and by RDMA. " +
+		"An engine has a limit of its own: raise that one, too, where its log says that arenas could not be registered with a GPU"
 	limits, err := readWord(fsys, "proc/self/limits")
 	if err != nil {
 		return note(name, fix, "limit unreadable: %v", err)
