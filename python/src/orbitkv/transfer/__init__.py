@@ -13,11 +13,19 @@ even when the backend closes, since an engine may have promised its bytes.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from contextlib import ExitStack
+from typing import Any, Protocol
 
 from orbitkv._arenas import Arena
-from orbitkv.errors import ConfigurationError
+from orbitkv.errors import ConfigurationError, DeviceError
+from orbitkv.transfer._calibrate import choose, measure, usual_piece
+from orbitkv.transfer._device import DeviceBackend
+from orbitkv.transfer._digest import is_verified
+from orbitkv.transfer._direct import DirectMover
 from orbitkv.transfer._driver import DeviceSite
 from orbitkv.transfer._host import HostBackend
 from orbitkv.transfer._pieces import LOCATION_UNIT
@@ -30,6 +38,7 @@ __all__ = [
     "STALL_SECONDS",
     "CopyPlan",
     "CopyTimes",
+    "DeviceBackend",
     "DeviceSite",
     "HostBackend",
     "KVLayout",
@@ -39,10 +48,15 @@ __all__ = [
     "TensorLike",
     "Transfer",
     "TransferBackend",
+    "choose_backend",
     "make_backend",
 ]
 
-BACKENDS = ("host",)
+BACKENDS = ("host", "direct", "kernel")
+AUTO = "auto"
+KERNEL_NEEDS = ("torch", "triton")
+
+log = logging.getLogger("orbitkv.transfer")
 
 
 class TransferBackend(Protocol):
@@ -81,6 +95,53 @@ class TransferBackend(Protocol):
         ...
 
 
+def choose_backend(setting: str, layout: KVLayout, site: DeviceSite | None) -> str:
+    """Return the backend that the setting means for KV of this layout; `site` is None for host memory.
+
+    With `auto` on a device the rates of this machine decide. ConfigurationError with the remedy.
+    """
+    if setting not in (AUTO, *BACKENDS):
+        raise unknown(setting, (AUTO, *BACKENDS))
+    if site is None:
+        if setting in (AUTO, "host"):
+            return "host"
+        raise ConfigurationError(
+            f"orbitkv.transfer_backend is {setting!r}, which copies to and from a CUDA device, and this engine's KV "
+            f"lies in host memory: set it to {AUTO!r}, or remove it"
+        )
+    if setting == "host":
+        raise ConfigurationError(
+            f"orbitkv.transfer_backend is 'host', which copies host memory only, and this engine's KV lies on CUDA "
+            f"device {site.driver.index}: set it to {AUTO!r}, or remove it"
+        )
+    return setting if setting != AUTO else measured_choice(layout, site)
+
+
+def measured_choice(layout: KVLayout, site: DeviceSite) -> str:
+    """Return the device backend that this machine's rates speak for, and log them."""
+    piece = usual_piece(layout)
+    try:
+        rates = measure(site.driver, piece)
+    except DeviceError as fault:
+        log.warning(
+            "the rates of CUDA device %d cannot be measured, so copies are direct: %s", site.driver.index, fault
+        )
+        return "direct"
+    available = all(importlib.util.find_spec(name) is not None for name in KERNEL_NEEDS)
+    chosen = choose(rates, available)
+    log.info(
+        "CUDA device %d on NUMA node %d: one copy goes at %.1f GB/s, batches of %d-byte pieces at %.1f (%.0f %%): %s",
+        site.driver.index,
+        site.numa,
+        rates.link / 1e9,
+        piece,
+        rates.batch / 1e9,
+        100 * rates.batch / rates.link,
+        chosen if available else f"{chosen}, since the kernel's {' and '.join(KERNEL_NEEDS)} are not installed",
+    )
+    return chosen
+
+
 def make_backend(
     name: str,
     *,
@@ -91,9 +152,43 @@ def make_backend(
 ) -> TransferBackend:
     """Return the backend of that name. `layer_delay_us` slows the host backend down, for tests.
 
-    `layout` is the engine's and `site` where it lies when that is a device. `on_layer(transfer, layer)` is called when
-    a layer of a restore is in place. ConfigurationError names the backends that exist.
+    `layout` is the engine's and `site` where it lies when that is a device; pages of a verified layout are checked
+    there. `on_layer(transfer, layer)` is called when a layer of a restore is in place. ConfigurationError names the
+    backends that exist, or what one needs; DeviceError when the device fails.
     """
     if name == "host":
         return HostBackend(layer_delay_us=layer_delay_us, on_layer=on_layer)
-    raise ConfigurationError(f"transfer backend {name!r} does not exist; choose one of: {', '.join(BACKENDS)}")
+    if name not in BACKENDS:
+        raise unknown(name, BACKENDS)
+    if site is None:
+        raise ConfigurationError(f"the {name} backend needs a CUDA device, and the engine's KV lies in host memory")
+    with ExitStack() as undo:
+        mover = (
+            DirectMover(site.driver)
+            if name == "direct"
+            else kernel_part("orbitkv.kernel.mover").KernelMover(site.driver, layout)
+        )
+        undo.callback(mover.close)
+        verifier = None
+        if is_verified(layout):
+            verifier = kernel_part("orbitkv.kernel.verifier").DigestVerifier(site.driver, layout)
+            undo.callback(verifier.close)
+        backend = DeviceBackend(site, mover, verifier=verifier, on_layer=on_layer)
+        undo.pop_all()
+        return backend
+
+
+def kernel_part(name: str) -> Any:
+    """Import a module of `orbitkv.kernel`. ConfigurationError when what it needs is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as fault:
+        raise ConfigurationError(
+            f"copies or checks by a kernel need {' and '.join(KERNEL_NEEDS)}: {fault}. Install them, or set "
+            "orbitkv.transfer_backend to 'direct' and remove orbitkv.verify"
+        ) from fault
+
+
+def unknown(name: str, names: Sequence[str]) -> ConfigurationError:
+    """Return what is said of a backend that does not exist."""
+    return ConfigurationError(f"transfer backend {name!r} does not exist; choose one of: {', '.join(names)}")

@@ -6,7 +6,7 @@ given. All arrays are one-dimensional, one entry a page: entry i of each belongs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from orbitkv.transfer._driver import Addresses
@@ -35,6 +35,10 @@ class Group:
     def pages(self) -> int:
         """Return how many pages there are."""
         return len(self.blocks)
+
+    def part(self, first: int, past: int) -> Group:
+        """Return the group's pages from `first` to `past`, which is exclusive."""
+        return replace(self, blocks=self.blocks[first:past], hosts=self.hosts[first:past])
 
 
 class Mover(Protocol[Prepared]):

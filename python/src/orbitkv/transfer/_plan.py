@@ -76,6 +76,19 @@ class ForeignRows:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Runs of adjoining layers, all of one shape: run r of block b is `width` bytes at `addresses[r] + b * stride`.
+
+    `offsets[r]` is where run r lies in a page's slice. Layers adjoin when they do so on both sides.
+    """
+
+    stride: int
+    width: int
+    addresses: Blocks
+    offsets: Blocks
+
+
+@dataclass(frozen=True)
 class KVLayout:
     """All layers of one rank in forward order. `owner` keeps the tensors' memory alive as long as the layout."""
 
@@ -89,6 +102,26 @@ class KVLayout:
         """Return the first layer of each step of the forward and the one past its last."""
         firsts = [at for at, layer in enumerate(self.layers) if at == 0 or layer.step != self.layers[at - 1].step]
         return tuple(zip(firsts, [*firsts[1:], len(self.layers)], strict=True))
+
+    @cached_property
+    def layer_offsets(self) -> Blocks:
+        """Return where each layer lies in a page's slice, which increases."""
+        return np.array([layer.offset for layer in self.layers], np.int64)
+
+    @cached_property
+    def layer_steps(self) -> Blocks:
+        """Return the index in `steps` of each layer."""
+        return np.repeat(np.arange(len(self.steps)), [past - first for first, past in self.steps])
+
+    @cached_property
+    def step_columns(self) -> tuple[tuple[Columns, ...], ...]:
+        """Return what a copy of each step moves."""
+        return tuple(columns_of(self.layers[first:past]) for first, past in self.steps)
+
+    @cached_property
+    def columns(self) -> tuple[Columns, ...]:
+        """Return what a copy of whole pages moves."""
+        return columns_of(self.layers)
 
     @staticmethod
     def from_tensors(
@@ -110,6 +143,26 @@ class KVLayout:
         if not layers or count <= 0:
             raise ConfigurationError("the engine registered no KV tensors, so there is nothing to cache")
         return KVLayout(tuple(layers), count, offset, tensors)
+
+
+def columns_of(layers: Sequence[LayerLayout]) -> tuple[Columns, ...]:
+    """Join layers that adjoin, and sort the runs by their shape."""
+    runs: list[list[int]] = []  # address, stride, width, offset
+    for layer in layers:
+        if runs:
+            address, stride, width, offset = runs[-1]
+            here, past = (layer.address, layer.block_stride, layer.offset), (address + width, stride, offset + width)
+            if here == past and width + layer.block_bytes <= stride:
+                runs[-1][2] += layer.block_bytes
+                continue
+        runs.append([layer.address, layer.block_stride, layer.block_bytes, layer.offset])
+    shapes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for address, stride, width, offset in runs:
+        shapes.setdefault((stride, width), []).append((address, offset))
+    return tuple(
+        Columns(stride, width, np.array([a for a, _ in places], np.int64), np.array([o for _, o in places], np.int64))
+        for (stride, width), places in shapes.items()
+    )
 
 
 def read_layer(name: str, tensor: TensorLike, blocks: int, offset: int, step: int) -> LayerLayout:

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from orbitkv.errors import EngineFault, TransferStalled
-from orbitkv.transfer._plan import CopyPlan
+from orbitkv.transfer._plan import Blocks, CopyPlan
 
 STALL_SECONDS = 120.0  # a local copy that takes longer faults the engine: its destination is unknown
 
@@ -34,12 +36,14 @@ class CopyTimes:
 class Transfer:
     """One plan until its terminal result, which a device that faulted never gives. Thread-safe.
 
-    `times` is known with the terminal result of a copy that succeeded.
+    With the result, `times` is known of a copy that succeeded, and `bad` are the positions in the plan of pages whose
+    bytes all came and are not those that their digests speak of: they make it a failure.
     """
 
     def __init__(self, plan: CopyPlan) -> None:
         self.plan = plan
         self.times: CopyTimes | None = None
+        self.bad: Blocks = np.empty(0, np.int64)
         self._changed = threading.Condition()
         self._result: bool | None = None
         self._unknown: str | None = None
@@ -72,12 +76,14 @@ class Transfer:
         self._wait(lambda: self._result is not None, timeout, "did not end")
         return self.ok
 
-    def finish(self, ok: bool, times: CopyTimes | None = None) -> None:
+    def finish(self, ok: bool, times: CopyTimes | None = None, bad: Blocks | None = None) -> None:
         """Record the terminal result; only the backend calls this, once."""
         with self._changed:
             if self._result is not None:
                 raise RuntimeError("a transfer ended twice")
             self.times = times
+            if bad is not None:
+                self.bad = bad
             self._result = ok
             self._changed.notify_all()
 
@@ -109,6 +115,7 @@ class Restore(Transfer):
     def __init__(self, plan: CopyPlan) -> None:
         super().__init__(plan)
         self._layers = 0
+        self._over = False  # no further layer will be reached
 
     def layer_ready(self, layer: int) -> bool:
         """Return whether a layer is reached, so that `wait_layer` does not hold the calling thread."""
@@ -120,9 +127,7 @@ class Restore(Transfer):
         TransferStalled at the bound; EngineFault when the content is unknown.
         """
         if self._layers <= layer:
-            self._wait(
-                lambda: self._layers > layer or self._result is not None, timeout, f"did not reach layer {layer}"
-            )
+            self._wait(lambda: self._layers > layer or self._over, timeout, f"did not reach layer {layer}")
         return self._layers > layer
 
     def join(self, timeout: float = STALL_SECONDS) -> bool:
@@ -131,6 +136,18 @@ class Restore(Transfer):
         TransferStalled at the bound; EngineFault when the content is unknown.
         """
         return self.wait_all(timeout)
+
+    def finish(self, ok: bool, times: CopyTimes | None = None, bad: Blocks | None = None) -> None:
+        """Record the terminal result; see Transfer.finish."""
+        with self._changed:
+            self._over = True
+        super().finish(ok, times, bad)
+
+    def stop(self) -> None:
+        """Record that no further layer will be reached; only the backend calls this."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
 
     def advance(self, layers: int = 1) -> None:
         """Record that more layers are reached; only the backend calls this."""

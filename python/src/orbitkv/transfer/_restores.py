@@ -1,0 +1,323 @@
+"""Restores of a device backend: groups handed over step by step, followed by the engine's streams, and watched.
+
+A group moves
+
+    queued ──submitting thread──► begun ──every step handed over──► handed ──last event──► ended
+                                    │ a call failed before anything was handed over ──────► ended (failed)
+                                    │ a call failed later: an event after what was ───────► ended (failed)
+                                    └─ the device faulted ──► (lost: no result, see Common.lose)
+
+The engine's thread never waits for a copy: it waits until the step is handed over, which it nearly always is, and lets
+its stream wait for the step's event.
+
+Lock order: none is nested. `Common.changed` guards the queue and what is begun, a progress's own lock its events.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orbitkv._faults import FAULTS
+from orbitkv.errors import DeviceError, EngineFault, TransferError
+from orbitkv.transfer._common import Common, Done, Job, LayerHook
+from orbitkv.transfer._plan import Blocks, CopyPlan, check_group
+from orbitkv.transfer._transfer import STALL_SECONDS, CopyTimes, Restore
+
+QUEUE_MAX = 1024  # plans that wait
+QUEUE_BYTES_MAX = 64 << 30  # bytes of the plans that wait
+BEGUN_MAX = 32  # groups that are begun at once: each holds an event a step
+BEGUN_BYTES_MAX = 8 << 30  # bytes of these, unless one group alone has more
+
+NO_PAGES: Blocks = np.empty(0, np.int64)
+
+log = logging.getLogger("orbitkv.transfer")
+
+
+class Progress:
+    """The steps of one group that were handed over, and their events as long as somebody may wait for them."""
+
+    def __init__(self, common: Common) -> None:
+        self._common = common
+        self._changed = threading.Condition()
+        self._events: list[int] = []  # one a step, and one more after what was handed over of a step that failed
+        self._followed: dict[int, int] = {}  # how many events each of the engine's streams comes after
+        self._steps = 0
+        self._complete: bool | None = None  # whether all steps were handed over, once nothing more is
+        self._ended = False
+
+    def add(self, event: int) -> None:
+        """Enter the event of one more step."""
+        with self._changed:
+            self._events.append(event)
+            self._steps += 1
+            self._changed.notify_all()
+
+    def close(self, complete: bool, drain: int | None = None) -> None:
+        """Say that nothing more is handed over; `drain` is an event after what was, when a step of it failed."""
+        with self._changed:
+            if drain is not None:
+                self._events.append(drain)
+            self._complete = complete
+            self._changed.notify_all()
+
+    def wait_step(self, step: int) -> int | None:
+        """Wait until a step was handed over and return its event; None when it never will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._steps > step or self._complete is not None)
+            return self._events[step] if self._steps > step else None
+
+    def wait_closed(self) -> tuple[bool, int | None]:
+        """Wait until nothing more is handed over; return whether all was, and the last event."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._complete is not None)
+            return self._complete is True, self._events[-1] if self._events else None
+
+    def follow(self, count: int | None = None) -> None:
+        """Let the engine's current stream come after the first `count` events, or all. EngineFault: it cannot.
+
+        Events are in the order of one stream, so a later one stands for those before it.
+        """
+        self._common.raise_fault()
+        with self._changed:
+            if self._ended or not self._events:
+                return  # Every byte is in place, or none was ever on its way.
+            count = len(self._events) if count is None else count
+            try:
+                self._common.driver.bind()
+                stream = self._common.site.current_stream()
+                if self._followed.get(stream, 0) < count:
+                    self._common.driver.wait(stream, self._events[count - 1])
+                    self._followed[stream] = count
+            except DeviceError as fault:
+                raise EngineFault(f"the engine cannot be made to wait for its restored pages: {fault}") from fault
+
+    def end(self) -> list[int]:
+        """Say that everything that was handed over has ended; return the events, for which nobody will wait."""
+        with self._changed:
+            self._ended = True
+            events, self._events = self._events, []
+            return events
+
+
+class DeviceRestore(Restore):
+    """A restore whose layers are reached once they are handed over; waiting for one makes the engine's stream wait."""
+
+    def __init__(self, plan: CopyPlan, progress: Progress) -> None:
+        super().__init__(plan)
+        self._progress = progress
+
+    def wait_layer(self, layer: int, timeout: float = STALL_SECONDS) -> bool:
+        """Let the engine's current stream come after a layer's bytes; see Restore.wait_layer."""
+        if not super().wait_layer(layer, timeout):
+            return False
+        self._progress.follow(int(self.plan.layout.layer_steps[layer]) + 1)
+        return True
+
+    def join(self, timeout: float = STALL_SECONDS) -> bool:
+        """Let the engine's current stream come after every byte that is on its way; see Restore.join."""
+        layers = len(self.plan.layout.layers)
+        self._wait(lambda: self._layers == layers or self._over, timeout, "was not handed over")
+        self._progress.follow()
+        return self._layers == layers and not self.failed
+
+
+@dataclass(frozen=True, eq=False)
+class RestoreGroup:
+    """The restores of one engine step."""
+
+    job: Job
+    restores: Sequence[DeviceRestore]
+    progress: Progress
+
+
+class Restores:
+    """See the module's text. `run_submissions` and `run_watch` are the bodies of its two threads."""
+
+    def __init__(self, common: Common, stream: int, on_layer: LayerHook | None) -> None:
+        self._common = common
+        self._stream = stream
+        self._on_layer = on_layer
+        self._queue: deque[RestoreGroup] = deque()
+        self._begun: deque[RestoreGroup] = deque()
+        self._submitting = True
+        self.refused = 0  # plans refused at a bound of the queue
+
+    def busy(self) -> bool:
+        """Return whether a group waits or copies. The caller holds `changed`."""
+        return bool(self._queue or self._begun)
+
+    def oldest(self) -> float | None:
+        """Return when the oldest group without an end was submitted. The caller holds `changed`."""
+        begins = [groups[0].job.begin for groups in (self._queue, self._begun) if groups]
+        return min(begins, default=None)
+
+    def submit(self, plans: Sequence[CopyPlan], on_done: Done) -> list[Restore]:
+        """Queue a group. TransferError: nothing of it will be copied."""
+        begin = time.monotonic()
+        check_group(plans)
+        progress = Progress(self._common)
+        restores = [DeviceRestore(plan, progress) for plan in plans]
+        job = self._common.accept(restores, on_done, True, begin)
+        queued = False
+        try:
+            self._common.fence(job)
+            with self._common.changed:
+                self._common.check_open()
+                self._check_room(job)
+                self._queue.append(RestoreGroup(job, restores, progress))
+                queued = True
+                self._common.changed.notify_all()
+        finally:
+            if not queued:
+                self._common.let_go(job)
+        return list(restores)
+
+    def _check_room(self, job: Job) -> None:
+        plans = sum(len(group.job.parts) for group in self._queue)
+        size = sum(group.job.bytes for group in self._queue)
+        if plans + len(job.parts) > QUEUE_MAX or size + job.bytes > QUEUE_BYTES_MAX:
+            self.refused += len(job.parts)
+            raise TransferError(f"{plans} plans with {size} bytes wait already, so this one is refused")
+
+    def run_submissions(self) -> None:
+        """Hand over group after group until the backend closes and none is left."""
+        while (group := self._next()) is not None:
+            self._submit_group(group)
+        with self._common.changed:
+            self._submitting = False
+            self._common.changed.notify_all()
+
+    def run_watch(self) -> None:
+        """Watch group after group until the last that was handed over has ended."""
+        while (group := self._next_begun()) is not None:
+            try:
+                self._watch(group)
+            except DeviceError as fault:
+                self._common.lose(f"a restore of {group.job.group.pages} pages ran", fault)
+                self._remove(group)
+
+    def _next(self) -> RestoreGroup | None:
+        """Wait for a group and for room to begin it; None when the backend closes and no group waits."""
+        common = self._common
+        with common.changed:
+            common.changed.wait_for(lambda: self._room_to_begin() if self._queue else common.closing)
+            if not self._queue:
+                return None
+            group = self._queue.popleft()
+            self._begun.append(group)
+            common.begin(group.job)
+            return group
+
+    def _room_to_begin(self) -> bool:
+        if not self._begun or self._common.fault is not None:
+            return True
+        size = sum(group.job.bytes for group in self._begun) + self._queue[0].job.bytes
+        return len(self._begun) < BEGUN_MAX and size <= BEGUN_BYTES_MAX
+
+    def _next_begun(self) -> RestoreGroup | None:
+        with self._common.changed:
+            self._common.changed.wait_for(lambda: bool(self._begun) or not self._submitting)
+            return self._begun[0] if self._begun else None
+
+    def _submit_group(self, group: RestoreGroup) -> None:
+        """Hand a group over; whatever fails, its end is decided by the watcher."""
+        job, progress = group.job, group.progress
+        try:
+            if self._common.fault is not None:
+                raise TransferError(f"{self._common.fault}; nothing more is copied")
+            self._hand_over(group)
+            progress.close(True)
+        except FAULTS as fault:
+            log.warning("a restore of %d pages failed, they are recomputed: %s", job.group.pages, fault)
+            self._drain(group)
+            for restore in group.restores:
+                restore.stop()
+
+    def _hand_over(self, group: RestoreGroup) -> None:
+        job, common = group.job, self._common
+        common.prepare(job, self._stream)
+        began = time.monotonic()
+        steps = job.group.layout.steps
+        job.handed = True
+        for step, (first, past) in enumerate(steps):
+            job.copies += common.mover.submit_step(job.prepared, step, self._stream)
+            if step == len(steps) - 1 and common.verifier is not None:
+                job.copies += common.verifier.after_restore(job.checked, self._stream)
+            group.progress.add(common.recorded(self._stream))
+            for restore in group.restores:
+                restore.advance(past - first)
+        job.submit_seconds = time.monotonic() - began
+
+    def _drain(self, group: RestoreGroup) -> None:
+        """Let the watcher wait for what was handed over of a group that failed, before it says so (I2)."""
+        drain = None
+        if group.job.handed:
+            try:
+                drain = self._common.recorded(self._stream)
+            except DeviceError as fault:
+                self._common.lose(f"a restore of {group.job.group.pages} pages was handed over", fault)
+        group.progress.close(False, drain)
+
+    def _watch(self, group: RestoreGroup) -> None:
+        """Wait for a group's copies and report their end. DeviceError: it will never be known."""
+        job, driver = group.job, self._common.driver
+        first = job.begin
+        steps = job.group.layout.steps
+        for step in range(1 if self._on_layer is None else len(steps)):
+            event = group.progress.wait_step(step)
+            if event is None:
+                break
+            driver.synchronize(event)
+            first = time.monotonic() if step == 0 else first
+            self._tell_layers(group, range(*steps[step]))
+        complete, last = group.progress.wait_closed()
+        if last is not None:
+            driver.synchronize(last)
+        bad = self._wrong_pages(job) if complete else None
+        if self._common.settle(job):
+            self._end(group, job.times(first) if bad is not None else None, bad)
+        self._remove(group)
+
+    def _tell_layers(self, group: RestoreGroup, layers: range) -> None:
+        if self._on_layer is None:
+            return
+        for restore in group.restores:
+            for layer in layers:
+                try:
+                    self._on_layer(restore, layer)
+                except FAULTS:  # Whoever listens may fail; the copy has not.
+                    log.exception("layer %d of a restore could not be told", layer)
+
+    def _wrong_pages(self, job: Job) -> Blocks | None:
+        """Return the positions in the group of pages that came with other bytes than were stored; None: not known."""
+        if self._common.verifier is None:
+            return NO_PAGES
+        try:
+            return self._common.verifier.result(job.checked)
+        except DeviceError:
+            raise
+        except FAULTS:
+            log.exception("a restore of %d pages could not be verified; its pages are recomputed", job.group.pages)
+            return None
+
+    def _end(self, group: RestoreGroup, times: CopyTimes | None, bad: Blocks | None) -> None:
+        events = group.progress.end()
+        first = 0
+        for part in group.job.parts:
+            past = first + part.transfer.plan.pages
+            mine = None if bad is None else bad[(bad >= first) & (bad < past)] - first
+            part.end(mine is not None and len(mine) == 0, times, mine)
+            first = past
+        self._common.let_go(group.job, events)
+
+    def _remove(self, group: RestoreGroup) -> None:
+        with self._common.changed:
+            self._begun.remove(group)
+            self._common.changed.notify_all()
