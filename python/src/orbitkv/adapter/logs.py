@@ -1,10 +1,11 @@
-"""The name under which the adapters log. Each line says itself whose it is: engines show a line's file at most."""
+"""The names under which an engine's process logs. Each line says itself whose it is: engines show its file at most."""
 
 from __future__ import annotations
 
 import logging
 
 LOGGER = "orbitkv.adapter"
+LOGGERS = (LOGGER, "orbitkv.transfer")  # with that of the copies, which knows no adapter
 OWNER = "OrbitKV"
 
 
@@ -16,8 +17,10 @@ def name_owner(record: logging.LogRecord) -> bool:
 
 
 def show_below(engine_logger: str) -> None:
-    """Show the adapter's lines where an engine shows its own, for an engine whose handlers know its own names alone."""
-    logging.getLogger(LOGGER).parent = logging.getLogger(engine_logger)
+    """Show these lines where an engine shows its own, for an engine whose handlers know its own names alone."""
+    for name in LOGGERS:
+        logging.getLogger(name).parent = logging.getLogger(engine_logger)
 
 
-logging.getLogger(LOGGER).addFilter(name_owner)
+for _name in LOGGERS:
+    logging.getLogger(_name).addFilter(name_owner)

@@ -70,9 +70,9 @@ class Running:
 
 
 def unusable_blocks(running: Running) -> Blocks:
-    """Return the blocks of a restore that did not succeed: those whose digest differs, or all when something failed."""
+    """Return the blocks of a restore that did not succeed: those with another digest, or all when bytes are missing."""
     bad = running.restore.bad
-    return running.plan.blocks[bad] if running.usable and len(bad) else running.plan.blocks
+    return running.plan.blocks[bad] if len(bad) else running.plan.blocks
 
 
 class WorkerSide:
