@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-INVERTED = bytes(255 - value for value in range(256))
-PIECE_BYTES = 4 << 20
+import numpy as np
+
+PIECE_BYTES = 4 << 20  # inverted at a time by one thread
 
 
 class NothingToDamage(Exception):
@@ -31,13 +33,23 @@ def invert_arenas(pid: int) -> int:
             if facts.st_size == 0 or (facts.st_dev, facts.st_ino) in seen:
                 continue
             seen.add((facts.st_dev, facts.st_ino))
-            with mmap.mmap(arena.fileno(), facts.st_size) as view:
-                for at in range(0, facts.st_size, PIECE_BYTES):
-                    view[at : at + PIECE_BYTES] = view[at : at + PIECE_BYTES].translate(INVERTED)
+            invert(arena.fileno(), facts.st_size)
             total += facts.st_size
     if total == 0:
         raise NothingToDamage(f"process {pid} holds no memfd: is it the Manager?")
     return total
+
+
+def invert(descriptor: int, size: int) -> None:
+    """Invert the bytes of a memfd, by every processor: pools are large."""
+    view = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)  # unmapped with its last view
+
+    def piece(at: int) -> None:
+        part = view[at : at + PIECE_BYTES]
+        np.invert(part, out=part)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(piece, range(0, size, PIECE_BYTES)))
 
 
 def _names_memory(link: Path) -> bool:
