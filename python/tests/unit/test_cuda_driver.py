@@ -57,7 +57,7 @@ class Fake:
 
     def calls(self) -> list[str]:
         """Return the lines since the last time, and forget them."""
-        lines = self.library.fake_record().decode().splitlines()
+        lines: list[str] = self.library.fake_record().decode().splitlines()
         self.library.fake_forget()
         return lines
 
@@ -279,16 +279,16 @@ def test_the_older_functions_say_which_copy_was_wrong(oldest: Fake) -> None:
 def test_arrays_that_are_no_batch_never_reach_the_driver(newest: Fake, wrong: str) -> None:
     driver = newest.driver()
     row = np.zeros(4, np.uint64)
-    other = {
+    others: dict[str, Any] = {
         "type": np.zeros(4, np.int64),
         "gaps": np.zeros(8, np.uint64)[::2],
         "shape": np.zeros((4, 2), np.uint64),
         "length": np.zeros(3, np.uint64),
-    }[wrong]
+    }
     with pytest.raises(TransferError):
-        driver.copy_batch(row, other, row, STREAM)
+        driver.copy_batch(row, others[wrong], row, STREAM)
     with pytest.raises(TransferError):
-        driver.copy_strided(row, STREAM)
+        driver.copy_strided(others["type"], STREAM)
     assert newest.calls() == []
 
 

@@ -1,4 +1,4 @@
-"""The node of a process, read from a fake tree of sysfs."""
+"""The node of a process and of a device, read from a fake tree of sysfs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orbitkv._numa import NO_NODE, node_of_cpus, node_of_process
+from orbitkv._numa import NO_NODE, node_of_cpus, node_of_device, node_of_process
 
 TWO_NODES = {"node0": "0-3,8-11\n", "node1": "4-7,12-15\n"}
 
@@ -53,3 +53,14 @@ def test_a_kernel_that_does_not_tell_names_no_node(tmp_path: Path) -> None:
 def test_the_process_counts_by_its_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 6})
     assert node_of_process(tree(tmp_path, TWO_NODES)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "node"), [("0\n", 0), ("3\n", 3), ("-1\n", NO_NODE), ("\n", NO_NODE), ("-7\n", NO_NODE)]
+)
+def test_a_device_names_its_node_or_none(tmp_path: Path, text: str, node: int) -> None:
+    folder = tmp_path / "0000:1b:00.0"
+    folder.mkdir()
+    (folder / "numa_node").write_text(text)
+    assert node_of_device("0000:1b:00.0", tmp_path) == node
+    assert node_of_device("0000:2a:00.0", tmp_path) == NO_NODE

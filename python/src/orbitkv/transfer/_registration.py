@@ -113,7 +113,6 @@ class Registrations:
         """Let go of every arena, which no copy uses any more; a registration that runs ends early."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
             arenas = list(self._table)
         for arena in arenas:
             self.unregister(arena)
@@ -137,12 +136,9 @@ class Registrations:
     def _pause(self, registration: Registration) -> None:
         """Leave the driver to other threads for as long as the last chunk took. ArenaError when nobody wants more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._given_up(registration), max(0.0, self._quiet_until - self._clock()))
-            if self._given_up(registration):
+            self._changed.wait_for(lambda: not registration.wanted, max(0.0, self._quiet_until - self._clock()))
+            if not registration.wanted:
                 raise ArenaError(f"arena {registration.arena.id} was let go of while it was being registered")
-
-    def _given_up(self, registration: Registration) -> bool:
-        return self._closing or not registration.wanted
 
     def _undo(self, registration: Registration) -> None:
         faults: list[DeviceError] = []
