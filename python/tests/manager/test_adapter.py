@@ -74,7 +74,7 @@ class Replica:
         plan = self.side.build_plan(running, blocks, [])
         total = StepReport()
         for worker in self.workers:
-            worker.start(plan)
+            worker.start(plan, hooks=True)
             for layer in range(LAYERS):
                 worker.wait_layer(f"l{layer}")
             worker.end_step(plan)
