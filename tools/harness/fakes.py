@@ -236,6 +236,11 @@ class FakeClient:
         self.budget_bytes = 0
         self.clock: Clock | None = None
         self.ranks_missing = 0
+        self.maps_arenas = True
+
+    def stop_pushes(self) -> None:
+        """Map no further arenas."""
+        self.maps_arenas = False
 
     def check(self) -> None:
         """Raise when the channel is closed."""

@@ -53,7 +53,10 @@ class Pushes:
     def arena(self, message: _wire.Arena, descriptor: int) -> None:
         """Queue an arena; the descriptor becomes the queue's. ProtocolError past the bound."""
         with self._changed:
-            if self._closing or len(self._arenas) >= ARENAS_MAX:
+            if self._closing:
+                os.close(descriptor)
+                return
+            if len(self._arenas) >= ARENAS_MAX:
                 os.close(descriptor)
                 raise ProtocolError(f"arena {message.arena} came after {len(self._arenas)} unmapped ones")
             self._arenas.append((message, descriptor))
@@ -70,11 +73,16 @@ class Pushes:
             self._notices.append(message)
             self._wake()
 
-    def close(self) -> None:
-        """Stop after what runs; arenas that were not mapped are given up."""
+    def stop(self) -> None:
+        """Begin nothing more: arenas and notices that wait or come are given up. What runs goes on."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop, and wait for the end of what runs."""
+        self.stop()
+        with self._changed:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -135,7 +143,8 @@ class Pushes:
 
     def _tell(self, message: _wire.Arena, fault: str) -> None:
         if fault:
-            log.error("%s; pages in it are not used by this process", fault)
+            level = logging.DEBUG if self._closing else logging.ERROR  # An owner that ends lets go of what is begun.
+            log.log(level, "%s; pages in it are not used by this process", fault)
         text = fault.encode(errors="replace")[: _wire.TEXT_BYTES_MAX].decode(errors="ignore")
         try:
             if self.answer is not None:

@@ -155,6 +155,13 @@ class CacheManagerClient:
         """Return the leases that were begun through this client and have not ended, for a resume."""
         return self._leases.in_use()
 
+    def stop_pushes(self) -> None:
+        """Map no further arenas and pass on no further notices; calls go on.
+
+        An owner whose `on_arena` takes long says this first, then ends what runs in it, then closes.
+        """
+        self._pushes.stop()
+
     def close(self) -> None:
         """Close the session and unmap the arenas; memory that a copy still views stays until the copy ends."""
         self._channel.close()

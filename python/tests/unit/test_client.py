@@ -17,8 +17,20 @@ import pytest
 
 from harness.peer import DEADLINE, Peer, scripted
 from orbitkv import _channel, _connect, _query, _wire
-from orbitkv.client import ALL_RANKS, CacheManagerClient, Namespace, Notice, Role, State, Status, Topic, ranges_of
+from orbitkv.client import (
+    ALL_RANKS,
+    Arena,
+    CacheManagerClient,
+    Namespace,
+    Notice,
+    Role,
+    State,
+    Status,
+    Topic,
+    ranges_of,
+)
 from orbitkv.errors import (
+    ArenaError,
     ChannelClosed,
     ChannelFull,
     ConfigurationError,
@@ -288,13 +300,18 @@ def open_memfds() -> list[int]:
     return found
 
 
-def send_arena(peer: Peer, number: int) -> _wire.Mapped:
-    """Push a sound arena and return what the client says of it."""
+def push_arena(peer: Peer, number: int) -> None:
+    """Push a sound arena."""
     descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     os.ftruncate(descriptor, 4096)
     fcntl.fcntl(descriptor, 1033, SEALS)
     socket.send_fds(peer.socket, [_wire.encode(_wire.Arena(number, -1, 4096))], [descriptor])
     os.close(descriptor)
+
+
+def send_arena(peer: Peer, number: int) -> _wire.Mapped:
+    """Push a sound arena and return what the client says of it."""
+    push_arena(peer, number)
     mapped = peer.expect(_wire.Mapped)[1]
     assert isinstance(mapped, _wire.Mapped)
     return mapped
@@ -320,6 +337,37 @@ def test_a_device_that_refuses_an_arena_is_told_to_the_manager(tmp_path: Path, f
     with scripted(tmp_path, script, on_arena=refuse) as client:
         assert client.wait_arenas(1, 0.0) == 0
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - the count alone
+
+
+def test_an_owner_that_ends_is_brought_no_further_arenas(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    inside, ended, stopped = threading.Event(), threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def script(peer: Peer) -> None:
+        push_arena(peer, 0)
+        push_arena(peer, 1)
+        assert stopped.wait(DEADLINE)
+        push_arena(peer, 2)
+        peer.put(_wire.Pong(0), peer.expect(_wire.Ping)[0])
+        ended.set()
+        mapped = peer.expect(_wire.Mapped)[1]
+        assert isinstance(mapped, _wire.Mapped)
+        assert (mapped.arena, mapped.ok) == (0, False)
+
+    def register(arena: Arena) -> None:
+        seen.append(arena.id)
+        inside.set()
+        assert ended.wait(DEADLINE)
+        raise ArenaError(f"arena {arena.id} was let go of")
+
+    with scripted(tmp_path, script, on_arena=register) as client:
+        assert inside.wait(DEADLINE)
+        client.stop_pushes()
+        stopped.set()
+        client.ping()  # The third arena was read before the answer, and the channel lives.
+    assert seen == [0]
+    assert caplog.messages == [], "what an owner lets go of is no error"
+    assert open_memfds() == []
 
 
 def test_a_closed_channel_ends_a_wait_for_arenas(tmp_path: Path) -> None:

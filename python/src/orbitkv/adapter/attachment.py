@@ -156,14 +156,19 @@ class Attachment:
 
     def detach(self) -> None:
         """Let accepted restores and running copies end and be told, then leave. OrbitKVError when it cannot be said."""
-        self.backend.close()
+        self._end_copies()
         if self._attached:
             self.client.detach(self._place.instance)
 
     def close(self) -> None:
         """Let accepted restores and running copies end (I3), then unmap and close the channel."""
-        self.backend.close()
+        self._end_copies()
         self.client.close()
+
+    def _end_copies(self) -> None:
+        """Close the backend, which also ends the registration of an arena; those that wait are not begun."""
+        self.client.stop_pushes()
+        self.backend.close()
 
     def _register_arena(self, arena: Arena) -> None:
         self.backend.register_arena(arena)
@@ -183,7 +188,7 @@ class Attachment:
 
     def _take_over(self, previous: Attachment) -> None:
         """Let the earlier session's copies end, claim its place, and keep what must be told again."""
-        previous.backend.close()
+        previous._end_copies()
         claim = previous._reports.claim()
         try:
             leases, reservations = self.client.resume_after(previous.client, claim.leases, claim.reservations)

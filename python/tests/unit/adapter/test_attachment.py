@@ -103,6 +103,26 @@ def test_the_manager_hears_the_node_of_the_rank(make: Make) -> None:
     assert client.nodes == [1]
 
 
+@pytest.mark.parametrize("way", ["detach", "close", "take over"])
+def test_no_arena_is_begun_once_the_backend_closes(make: Make, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Each would be refused by the closed backend, and the log would call it an error."""
+    client = WorkerClient()
+    attachment = make(client)
+    mapped: list[bool] = []
+    close = attachment.backend.close
+
+    def closing() -> None:
+        mapped.append(client.maps_arenas)
+        close()
+
+    monkeypatch.setattr(attachment.backend, "close", closing)
+    if way == "take over":
+        make(WorkerClient(), attachment)
+    else:
+        (attachment.detach if way == "detach" else attachment.close)()
+    assert mapped == [False]
+
+
 def test_the_manager_hears_who_writes_and_by_which_backend(make: Make) -> None:
     client = WorkerClient()
     assert make(client).advance()
