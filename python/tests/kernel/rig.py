@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.immediate import ImmediateDriver
-from orbitkv.kernel.launcher import Launcher
 from orbitkv.transfer._digest import DIGEST_LAYER
 from orbitkv.transfer._mover import Group
 from orbitkv.transfer._plan import KVLayout
@@ -17,21 +15,6 @@ from orbitkv.transfer._plan import KVLayout
 UNIT = 4096
 POISON = 0xEE
 Bytes = npt.NDArray[np.uint8]
-
-
-class Interpreted(Launcher):
-    """Launches at once, in memory of the process, and notes for which stream; `fault` refuses the next launch."""
-
-    def __init__(self, driver: ImmediateDriver) -> None:
-        super().__init__(driver)
-        self.streams: list[int] = []
-        self.fault: str | None = None
-
-    def on(self, stream: int) -> contextlib.AbstractContextManager[object]:
-        if self.fault is not None:
-            raise RuntimeError(self.fault)
-        self.streams.append(stream)
-        return contextlib.nullcontext()
 
 
 class Tensor:

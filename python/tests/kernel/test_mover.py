@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from python.tests.kernel.rig import Engine, Interpreted, Pages
+from python.tests.kernel.rig import Engine, Pages
 
 from harness.immediate import ImmediateDriver
+from harness.interpreted import Interpreted
 from orbitkv.errors import DeviceError, TransferError
 from orbitkv.kernel.mover import KernelMover, Prepared
 

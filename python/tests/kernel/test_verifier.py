@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from python.tests.kernel.rig import Engine, Interpreted, Pages
+from python.tests.kernel.rig import Engine, Pages
 
 from harness.immediate import ImmediateDriver
+from harness.interpreted import Interpreted
 from orbitkv.errors import ConfigurationError
 from orbitkv.kernel.mover import KernelMover
 from orbitkv.kernel.verifier import DigestVerifier
