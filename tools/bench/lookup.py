@@ -70,7 +70,7 @@ class Rank:
     def __init__(self, socket: str) -> None:
         settings = read_settings({"orbitkv.socket": socket, "orbitkv.timeout_ms": 60_000}, {})
         self.tensors = FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES)
-        engine = EngineTensors(self.tensors.layout, self.tensors, range(LAYERS))
+        engine = EngineTensors(self.tensors.layout, self.tensors)
         self.side = RankSide(settings, RankPlace("bench", 0, 1), engine, {"model": "bench"}, Timeline("bench", False))
         self.linker = OrbitKVLinker(self.side, PAGE_TOKENS)
         self.side.begin()
@@ -99,7 +99,7 @@ class Rank:
     def store(self) -> None:
         """Publish every prompt."""
         for prompt in range(PROMPTS):
-            self.side.offload(keys_of(f"stored {prompt}"), self.pages(), None)
+            self.side.offload(keys_of(f"stored {prompt}"), self.pages())
             if prompt % 8 == 7:
                 eventually(lambda: self.begin() and not self.side.offloads._offers, "it is stored")
 

@@ -72,7 +72,7 @@ class Ranks:
         for rank, (path, tensors) in enumerate(zip(sockets, self.tensors, strict=True)):
             settings = read_settings({**extra, "orbitkv.socket": path}, {})
             place = RankPlace(name, rank, world, True, rank)
-            engine = EngineTensors(tensors.layout, tensors, range(LAYERS))
+            engine = EngineTensors(tensors.layout, tensors)
             self.sides.append(RankSide(settings, place, engine, {"model": fact}, Timeline("test", False)))
             self.sides[-1].begin()
         if wait:
@@ -165,7 +165,7 @@ class Ranks:
         if keys:
             self._offers.append((keys, pages))
             for side in self.sides:
-                side.offload(keys, np.array(pages, np.int64), None)
+                side.offload(keys, np.array(pages, np.int64))
 
     # What a test does.
 

@@ -18,7 +18,7 @@ from harness.base import words
 from harness.gate import FOLDER, PUBLISH, RESTORE, Gate, gated_backend
 from harness.manager import ManagerProcess, eventually
 from harness.sglang_cache import LAYERS, PAGE, CacheRig, contents, pages_of
-from orbitkv.adapter import attachment
+from orbitkv.adapter import backends
 from orbitkv.adapter.copies import POISON
 from orbitkv.adapter.logs import LOGGER
 
@@ -48,7 +48,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Return a gate in the copying threads of caches that are made after it."""
     gate = Gate(tmp_path / "gate")
     monkeypatch.setenv(FOLDER, str(gate.folder))
-    monkeypatch.setattr(attachment, "make_backend", gated_backend)
+    monkeypatch.setattr(backends, "make_backend", gated_backend)
     yield gate
     gate.open()
 

@@ -138,7 +138,9 @@ def context(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 def tp_worker(prefill: str = "torch_native") -> SimpleNamespace:
     worker = SimpleNamespace(
         model_runner=SimpleNamespace(
-            prefill_attention_backend_str=prefill, decode_attention_backend_str="torch_native"
+            prefill_attention_backend_str=prefill,
+            decode_attention_backend_str="torch_native",
+            forward_stream=torch.cpu.Stream(),
         ),
         ps=SimpleNamespace(moe_ep_rank=0, dp_rank=None),
         counter=None,
@@ -336,7 +338,8 @@ def test_a_page_of_the_layout_is_what_the_engine_wrote(pool: Any) -> None:
     tensors = engine_tensors(pool)
     assert tensors.layout.blocks == PAGES
     each = 1 if isinstance(pool, MLATokenToKVPool) else 2
-    assert tensors.layer_last == tuple(range(each - 1, each * LAYERS, each))
+    assert tensors.layout.steps == tuple((each * layer, each * (layer + 1)) for layer in range(LAYERS))
+    assert tensors.site is None
     before = [layer.rows.copy() for layer in tensors.layout.layers]
     written(pool, 1, 4, 7)
     for index, layer in enumerate(tensors.layout.layers):
@@ -380,7 +383,7 @@ def test_a_page_that_is_no_run_of_bytes_is_refused() -> None:
         engine_tensors(odd)
 
 
-def test_memory_of_a_device_is_refused() -> None:
+def test_memory_that_no_backend_copies_is_refused() -> None:
     far = mha()
     far.v_buffer[2] = torch.empty(TOKENS + PAGE, HEADS, HEAD, device="meta")
     with pytest.raises(ConfigurationError, match=r"layer 2\.v lies on meta"):
@@ -400,7 +403,7 @@ def test_pools_with_more_than_pages_are_refused() -> None:
 
 
 def test_a_rank_knows_its_place(context: Context) -> None:
-    first, second = engine.place_of_rank(context()), engine.place_of_rank(context())
+    first, second = (engine.place_of_rank(ctx, engine.tensors_of(ctx)) for ctx in (context(), context()))
     assert (first.rank, first.world, first.storage, first.slice_rank) == (0, 1, True, 0)
     assert first.instance != second.instance
 
@@ -436,7 +439,8 @@ def test_content_that_every_rank_has_is_stored_by_one(
     context: Context, monkeypatch: pytest.MonkeyPatch, latent: bool, rank: int
 ) -> None:
     monkeypatch.setattr(engine, "agreed_number", lambda *_: 1)
-    place = engine.place_of_rank(context(pool=mla() if latent else mha(), tp_size=2, tp_rank=rank))
+    ctx = context(pool=mla() if latent else mha(), tp_size=2, tp_rank=rank)
+    place = engine.place_of_rank(ctx, engine.tensors_of(ctx))
     assert (place.rank, place.world) == (rank, 2)
     assert place.storage is (not latent or rank == 0)
     assert place.slice_rank == (0 if latent else rank)

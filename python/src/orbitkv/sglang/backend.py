@@ -22,7 +22,6 @@ from orbitkv.sglang.cache import OrbitKVRadixCache, admit, change_weights, check
 from orbitkv.sglang.linker import OrbitKVLinker
 from orbitkv.sglang.metrics import EngineMetrics
 from orbitkv.sglang.rank import RankSide
-from orbitkv.sglang.tensors import engine_tensors
 from orbitkv.timeline import Timeline
 
 ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
@@ -48,19 +47,21 @@ def create_cache(ctx: Any) -> Any:
         log.warning("OrbitKV gives this engine no external hits: %s", reason)
         return create_native(ctx)
     engine.check_configuration(ctx)
+    engine.check_settings(settings)
     engine.refuse_unsupported(ctx)
     engine.prepare_hash()
     pool = engine.pool_of(ctx)
-    tensors = engine_tensors(pool)
+    tensors = engine.tensors_of(ctx)
     facts = engine.namespace_facts(ctx, tensors)
     apply_hooks(HOOKS)
-    side = RankSide(settings, engine.place_of_rank(ctx), tensors, facts, Timeline(f"sglang-{sglang.__version__}"))
+    side = RankSide(
+        settings, engine.place_of_rank(ctx, tensors), tensors, facts, Timeline(f"sglang-{sglang.__version__}")
+    )
     side.begin()
     ctx.params.tree_components = (ComponentType.FULL,)
     cache = OrbitKVRadixCache(ctx.params)
     side.available = lambda: available_share(cache)
-    # On a processor a forward has written its pages when it returns, so a publish has nothing to wait for.
-    linker = OrbitKVLinker(side, ctx.params.page_size, fence=lambda: None)
+    linker = OrbitKVLinker(side, ctx.params.page_size)
     cache.init_cache_linker(linker)
     cache.linker.adapters = bool(get_lora().enable_lora)
     cache.linker.images = bool(ctx.model_config.is_multimodal)

@@ -15,6 +15,7 @@ import sglang
 import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.utils import get_hash_str
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.runtime_context import (
     get_device,
     get_disagg,
@@ -26,14 +27,15 @@ from sglang.srt.runtime_context import (
     get_spec,
 )
 
-from orbitkv._numa import NO_NODE, node_of_process
+from orbitkv._numa import node_of_process
 from orbitkv.adapter.attachment import RankPlace
 from orbitkv.adapter.facts import config_digest, digest_of
 from orbitkv.adapter.logs import LOGGER
+from orbitkv.adapter.settings import Settings
 from orbitkv.errors import ConfigurationError
 from orbitkv.identity import FINGERPRINT, cache_scope, digest_text
 from orbitkv.sglang.rank import EngineTensors
-from orbitkv.sglang.tensors import is_replicated, refuse_pool
+from orbitkv.sglang.tensors import engine_tensors, is_replicated, refuse_pool
 
 # Formats whose weights do not come from the files that the model's path names.
 UNREAD_FORMATS = ("remote_instance", "private")
@@ -93,6 +95,24 @@ def check_configuration(ctx: Any) -> None:
         )
 
 
+def check_settings(settings: Settings) -> None:
+    """Refuse settings of OrbitKV that SGLang cannot honour. ConfigurationError."""
+    if settings.verify:
+        raise ConfigurationError(
+            f"orbitkv.verify is {settings.verify!r}, but SGLang has restored pages in its tree before they could be "
+            "checked and cannot take them out again: remove orbitkv.verify, and ORBITKV_VERIFY from the environment"
+        )
+
+
+def layers_ask() -> bool:
+    """Return whether a forward asks for each layer's KV before it reads it.
+
+    It does in eager forwards, and in graphs that break or are cut at each attention; a prefill that is one graph as a
+    whole replays without a word. Decode graphs are such graphs too, but the prefill before them asked.
+    """
+    return not check_cuda_graph_backend(Phase.PREFILL, Backend.FULL)
+
+
 def prepare_hash() -> None:
     """Compile SGLang's page hash, or find it compiled. ConfigurationError when it cannot be.
 
@@ -149,7 +169,12 @@ def pool_of(ctx: Any) -> Any:
     return ctx.params.token_to_kv_pool_allocator.get_kvcache()
 
 
-def place_of_rank(ctx: Any) -> RankPlace:
+def tensors_of(ctx: Any) -> EngineTensors:
+    """Return the engine's KV pool by pages. ConfigurationError names a layer that cannot be copied by page."""
+    return engine_tensors(pool_of(ctx), ctx.tp_worker.model_runner.forward_stream, layers_ask=layers_ask())
+
+
+def place_of_rank(ctx: Any, tensors: EngineTensors) -> RankPlace:
     """Return this rank's place. All ranks call it together, at start: the first one names the instance for all."""
     replicated = is_replicated(pool_of(ctx))
     return RankPlace(
@@ -158,8 +183,8 @@ def place_of_rank(ctx: Any) -> RankPlace:
         world=ctx.tp_size,
         storage=not replicated or ctx.tp_rank == 0,
         slice_rank=0 if replicated else ctx.tp_rank,
-        # The KV of a CPU engine lies where its threads touch it first; a device's has no node that affinity would tell.
-        numa=node_of_process() if get_device().device == "cpu" else NO_NODE,
+        # The KV of a CPU engine lies where its threads touch it first.
+        numa=node_of_process() if tensors.site is None else tensors.site.numa,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.plans import Blocks
 from orbitkv.errors import EngineFault
 from orbitkv.sglang.rank import RankSide
-from orbitkv.transfer import Gate
 
 log = logging.getLogger(LOGGER)
 
@@ -23,18 +22,11 @@ log = logging.getLogger(LOGGER)
 class OrbitKVLinker(UnifiedCacheLinker):
     """One rank's linker. Every method runs on the engine's scheduler thread."""
 
-    def __init__(
-        self,
-        side: RankSide,
-        page_size: int,
-        fence: Callable[[], Gate | None] = lambda: None,
-    ) -> None:
-        """`fence()` returns what a publish waits for before it reads its pages."""
+    def __init__(self, side: RankSide, page_size: int) -> None:
         self.side = side
         self.layer_done_counter = side.loads
         self.answered = True
         self._page_size = page_size
-        self._fence = fence
 
     def begin_pass(self) -> bytes:
         """Begin a pass of the scheduler; return the Manager's life that this rank could use, empty for none."""
@@ -79,7 +71,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
     def offload(self, transfers: list[PoolTransfer]) -> bool:
         """Take pages to publish; always, since ranks that differed here would not agree on the order any more."""
         transfer = transfers[0]
-        self.side.offload(transfer.keys or (), self._pages(transfer), self._fence())
+        self.side.offload(transfer.keys or (), self._pages(transfer))
         return True
 
     def num_completed_offloads(self) -> int:

@@ -38,7 +38,8 @@ from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.client import KEY_BYTES, Grant, Namespace
 from orbitkv.errors import TransferStalled
-from orbitkv.transfer import STALL_SECONDS, Gate
+from orbitkv.sglang.waits import wait_ended
+from orbitkv.transfer import STALL_SECONDS
 
 OFFERS_MAX = 256  # chunks without an answer; those of later offers fail in their turn
 COPIES_MAX = 512  # batches that were asked for or are copied; at the bound the rest stays queued
@@ -83,7 +84,6 @@ class Chunk:
     number: int
     keys: bytes
     pages: Blocks
-    fence: Gate | None
     session: SchedulerSession
     namespace: Namespace
     since: float
@@ -138,11 +138,8 @@ class Offloads:
         """Return how many results can be taken."""
         return len(self._results)
 
-    def offer(self, keys: bytes, pages: Blocks, fence: Gate | None) -> None:
-        """Take pages to save; their result follows those of earlier offers. `keys` are 32 bytes for each page.
-
-        The pages are read once `fence` opens.
-        """
+    def offer(self, keys: bytes, pages: Blocks) -> None:
+        """Take pages to save; their result follows those of earlier offers. `keys` are 32 bytes for each page."""
         offer = Offer()
         self._offers.append(offer)
         for first in range(0, len(pages), RESERVE_PAGES_MAX):
@@ -150,7 +147,7 @@ class Offloads:
             past = min(first + RESERVE_PAGES_MAX, len(pages))
             # Replicated content is saved by one rank for all.
             if self._copies.place.storage:
-                self._enqueue(offer, number, keys[first * KEY_BYTES : past * KEY_BYTES], pages[first:past], fence)
+                self._enqueue(offer, number, keys[first * KEY_BYTES : past * KEY_BYTES], pages[first:past])
         self._advance()
 
     def pump(self, session: SchedulerSession | None, attachment: Attachment | None) -> None:
@@ -183,28 +180,30 @@ class Offloads:
         self._settle()
         self._advance()
 
-    def quiesce(self) -> None:
-        """Forget, wait for the copies that run, and drop every offer and result. TransferStalled when one hangs."""
+    def quiesce(self, check: Callable[[], None] = lambda: None) -> None:
+        """Forget, wait for the copies that run, and drop every offer and result. TransferStalled when one hangs.
+
+        `check` raises when a copy cannot end any more.
+        """
         self.forget()
         # I2: the engine may use every page again after this, so a copy that does not end must end the engine.
         while self._reserves.copies:
-            with self._changed:
-                if not self._changed.wait_for(lambda: bool(self._ended), STALL_SECONDS):
-                    raise TransferStalled(
-                        f"{self._reserves.copies} publishes did not end, the next one not in {STALL_SECONDS:g} s"
-                    )
+            if not wait_ended(self._changed, lambda: bool(self._ended), check):
+                raise TransferStalled(
+                    f"{self._reserves.copies} publishes did not end, the next one not in {STALL_SECONDS:g} s"
+                )
             self._settle()
         self._offers.clear()
         self._results.clear()
 
-    def _enqueue(self, offer: Offer, number: int, keys: bytes, pages: Blocks, fence: Gate | None) -> None:
+    def _enqueue(self, offer: Offer, number: int, keys: bytes, pages: Blocks) -> None:
         waiting = len(self._queued) + len(self._reserves.unanswered)
         if self._session is None or self._namespace is None or waiting >= OFFERS_MAX:
             offer.stored = False
             self._stats.count("save_skipped", len(pages))
             return
         offer.unfinished += 1
-        self._queued.append(Chunk(offer, number, keys, pages, fence, self._session, self._namespace, self._clock()))
+        self._queued.append(Chunk(offer, number, keys, pages, self._session, self._namespace, self._clock()))
 
     def _review(self, attachment: Attachment, *, pressed: bool) -> None:
         """Submit what was granted; give up what is overdue or not of this session any more."""
@@ -236,7 +235,7 @@ class Offloads:
         chunk.move(State.COPYING)
         slices = chunk.session.slices
         for plan in plans:
-            self._copies.publish(attachment, slices, plan, partial(self._note_end, opened), chunk.fence)
+            self._copies.publish(attachment, slices, plan, partial(self._note_end, opened))
 
     def _note_end(self, opened: OpenReserve[Chunk], ok: bool) -> None:
         """Note that nobody reads a batch of the chunk any more; called by the thread that copied."""

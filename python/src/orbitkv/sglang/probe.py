@@ -58,6 +58,9 @@ SYMBOLS = (
         for group in ("context", "disagg", "lora", "memory", "model", "observability", "parallel")
     ),
     *(f"{CONTEXT}:get_{group}" for group in ("device", "serving", "spec")),
+    "sglang.srt.model_executor.cuda_graph_config:Backend.FULL",
+    "sglang.srt.model_executor.cuda_graph_config:Phase.PREFILL",
+    "sglang.srt.model_executor.cuda_graph_config:check_cuda_graph_backend",
 )
 
 # What SGLang asks of a linker. A release that asks for more has loads or saves that would never end.

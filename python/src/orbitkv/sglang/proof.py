@@ -11,9 +11,11 @@ import logging
 from collections.abc import Callable, Mapping
 
 from orbitkv.adapter.attachment import Attachment, RankPlace
-from orbitkv.adapter.golden import GoldenCheck, GoldenResult, ScratchPages
+from orbitkv.adapter.backends import BackendChoice
+from orbitkv.adapter.golden import GoldenCheck, GoldenResult
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.settings import Settings
+from orbitkv.sglang.scratch import Scratch
 from orbitkv.timeline import Timeline
 from orbitkv.transfer import KVLayout
 
@@ -35,11 +37,15 @@ class ProvenAttachment(Attachment):
         previous: ProvenAttachment | None,
         epoch: Callable[[], int],
         on_bound: Callable[[str], None],
+        *,
+        choice: BackendChoice,
+        scratch: Scratch,
     ) -> None:
+        """See Attachment. `scratch` holds SCRATCH_PAGES pages of the layout, where the engine's pages lie."""
         self.result = GoldenResult.NOT_RUN
-        self._rank_layout = layout
+        self._scratch = scratch
         self._seconds = settings.call_seconds
-        super().__init__(settings, place, layout, facts, timeline, previous, epoch, on_bound)
+        super().__init__(settings, place, layout, facts, timeline, previous, epoch, on_bound, choice=choice)
 
     @property
     def proven(self) -> bool:
@@ -51,7 +57,7 @@ class ProvenAttachment(Attachment):
         if not super().advance():
             return False
         if self.result is GoldenResult.NOT_RUN:
-            scratch = ScratchPages(self._rank_layout, SCRATCH_PAGES)
+            scratch = self._scratch
             check = GoldenCheck(self.backend, scratch.layout, scratch, self._seconds, self.client, self.tell)
             self.result = check.run(0, 1)
             if self.result is GoldenResult.MISMATCH:

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orbitkv.adapter.attachment import RankPlace
+from orbitkv.adapter.backends import BackendChoice
 from orbitkv.adapter.breaker import Breaker
 from orbitkv.adapter.copies import Copies, refuse_mismatch
 from orbitkv.adapter.golden import GoldenResult, PageAccess
@@ -42,9 +43,10 @@ from orbitkv.adapter.stats import Stats
 from orbitkv.errors import EngineFault
 from orbitkv.sglang.loads import Load, Loads
 from orbitkv.sglang.offloads import Offloads
-from orbitkv.sglang.proof import ProvenAttachment
+from orbitkv.sglang.proof import SCRATCH_PAGES, ProvenAttachment
+from orbitkv.sglang.scratch import scratch_of
 from orbitkv.timeline import Timeline
-from orbitkv.transfer import Gate, KVLayout
+from orbitkv.transfer import DeviceSite, KVLayout
 
 WINDOW_REQUESTS = 8  # look-ups that may hold or await a lease
 WINDOW_SHARE = 4  # and the share of the instance's budget that their pages may be: one in so many
@@ -55,11 +57,16 @@ log = logging.getLogger(LOGGER)
 
 @dataclass(frozen=True)
 class EngineTensors:
-    """The engine's KV pool by pages: layout, access by page, and the last layout layer of each engine layer."""
+    """The engine's KV pool by pages: its layout, access by page, and where it lies when that is a device.
+
+    A step of the layout is a layer of the engine. `layers_ask` says that a forward asks for each of them before it
+    reads it.
+    """
 
     layout: KVLayout
     pages: PageAccess
-    layer_last: Sequence[int]
+    site: DeviceSite | None = None
+    layers_ask: bool = True
 
 
 class Sessions(NamedTuple):
@@ -135,8 +142,11 @@ class RankSide:
         self._clock = clock
         self._numbers = itertools.count(1)
         self._guard = PassGuard()
+        self._choice = BackendChoice(settings, tensors.layout, tensors.site)
+        self._scratch = scratch_of(tensors.layout, SCRATCH_PAGES, tensors.site)
         self._copies = Copies(settings, place, tensors.layout, tensors.pages, timeline, self.stats, clock)
-        self.loads = Loads(self._copies, tensors.layer_last, timeline, clock)
+        current_stream = tensors.site.current_stream if tensors.site is not None else lambda: 0
+        self.loads = Loads(self._copies, timeline, current_stream, tensors.layers_ask, clock)
         self.offloads = Offloads(self._copies, settings, self.stats, self._number, clock)
         self.offloads.pressed = lambda: self.available() * PRESSED_SHARE < 1.0
         self.lookups = Lookups(settings, Breaker(), self.stats, clock, self._wait_left_us)
@@ -155,7 +165,7 @@ class RankSide:
 
     def begin(self) -> None:
         """Connect, attach and prove the tensors while every page is spare. ConfigurationError on other bytes."""
-        refuse_mismatch(self._copies.prove_alone(1, 2))  # page 0 is the pool's padding
+        refuse_mismatch(self._copies.prove_alone(1, 2, self._choice))  # page 0 is the pool's padding
         self._worker.start()
         attachment = self._worker.session
         if attachment is not None and attachment.result is GoldenResult.MISMATCH:
@@ -166,7 +176,11 @@ class RankSide:
     # The order of a pass.
 
     def begin_pass(self) -> None:
-        """End what the pass before promised, and take what ended or was answered meanwhile."""
+        """End what the pass before promised, and take what ended or was answered meanwhile.
+
+        TransferStalled and EngineFault when a copy will not end: what it moves is unknown then.
+        """
+        self._check_copies()
         self._end_promises()
         self._wait_until = self._clock() + self.settings.query_wait_us / 1e6
         self.offloads.pump(*(self._usable() or (None, None)))
@@ -245,14 +259,14 @@ class RankSide:
 
     # Between passes.
 
-    def offload(self, keys: Sequence[str], pages: Blocks, fence: Gate | None) -> None:
+    def offload(self, keys: Sequence[str], pages: Blocks) -> None:
         """Take pages to publish. Never refused: what cannot be published completes as failed, in its turn."""
-        self.offloads.offer(bytes.fromhex("".join(keys)), pages, fence)
+        self.offloads.offer(bytes.fromhex("".join(keys)), pages)
 
     def reset(self) -> None:
         """Let every copy end and forget what the engine forgets; the Cache Manager keeps its pages."""
-        self.loads.quiesce()
-        self.offloads.quiesce()
+        self.loads.quiesce(self._check_copies)
+        self.offloads.quiesce(self._check_copies)
         self.lookups.drop_all()
         self._leave_guard()
         if self._resting:
@@ -276,13 +290,23 @@ class RankSide:
     def close(self) -> None:
         """Let every copy end, give everything back and end the links' threads, after a fault of a copy too."""
         try:
-            self.loads.quiesce()
-            self.offloads.quiesce()
+            self.loads.quiesce(self._check_copies)
+            self.offloads.quiesce(self._check_copies)
         finally:
             self.lookups.drop_all()
             self._leave_guard()
             self._scheduler.stop()
             self._worker.stop()
+            self._scratch.close()
+
+    def _check_copies(self) -> None:
+        """Ask every backend that may hold a copy whether it can still end."""
+        backends = self.loads.backends()
+        attachment = self._worker.session
+        if attachment is not None and attachment.backend not in backends:
+            backends.append(attachment.backend)
+        for backend in backends:
+            backend.check()
 
     def _number(self) -> int:
         return next(self._numbers)
@@ -347,6 +371,8 @@ class RankSide:
             previous,
             lambda: self.epoch.value,
             self.stats.count,
+            choice=self._choice,
+            scratch=self._scratch,
         )
 
 

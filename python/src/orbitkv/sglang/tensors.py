@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-from orbitkv.adapter.tensors import TensorPages, host_layout
+from orbitkv._numa import node_of_device
+from orbitkv.adapter.tensors import TensorPages, device_of, layout_of
 from orbitkv.errors import ConfigurationError
+from orbitkv.sglang.device import EngineStreams
 from orbitkv.sglang.rank import EngineTensors
+from orbitkv.transfer import CudaDriver, DeviceSite
 
 # Exactly these: a subclass keeps scales, an index or state beside what is read here.
 POOLS = (MHATokenToKVPool, MLATokenToKVPool)
@@ -39,17 +43,37 @@ def is_replicated(pool: Any) -> bool:
     return isinstance(pool, MLATokenToKVPool)
 
 
-def engine_tensors(pool: Any) -> EngineTensors:
-    """Return the pool by pages, in forward order. ConfigurationError names a layer that cannot be copied by page."""
-    named: dict[str, Any] = {}
-    last: list[int] = []
+def engine_tensors(pool: Any, forward_stream: Any = None, *, layers_ask: bool = True) -> EngineTensors:
+    """Return the pool by pages, in forward order; keys and values of one layer of the engine are one step.
+
+    `forward_stream` is the one on which the engine launches forwards when it overlaps them with its scheduler; a pool
+    in host memory needs none. `layers_ask` says that a forward asks the pool for each layer before it reads it.
+    ConfigurationError names a layer that cannot be copied by page.
+    """
+    page_size = int(pool.page_size)
+    pages = (int(pool.size) + page_size) // page_size
+    cut: dict[str, Any] = {}
+    steps: list[int] = []
     for layer in range(pool.layer_num):
         for kind, tensor in tensors_of_layer(pool, layer):
-            named[f"{layer}.{kind}"] = tensor
-        last.append(len(named) - 1)
-    pages = (int(pool.size) + int(pool.page_size)) // int(pool.page_size)
-    cut = {name: whole_pages(tensor, pages, int(pool.page_size)) for name, tensor in named.items()}
-    return EngineTensors(host_layout(cut, pages), TensorPages(list(cut.values()), pages), tuple(last))
+            cut[f"{layer}.{kind}"] = whole_pages(tensor, pages, page_size)
+            steps.append(layer)
+    layout, device = layout_of(cut, pages, steps), device_of(cut)
+    if device is None:
+        return EngineTensors(layout, TensorPages(list(cut.values()), pages), None, layers_ask)
+    access = TensorPages(list(cut.values()), pages, lambda: torch.cuda.synchronize(device))
+    return EngineTensors(layout, access, site_of(device, forward_stream), layers_ask)
+
+
+def site_of(device: int, forward_stream: Any) -> DeviceSite:
+    """Return a CUDA device with the engine's streams. The scheduler's thread calls it."""
+
+    def current() -> int:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
+    driver = CudaDriver(device)
+    streams = EngineStreams(current, int(forward_stream.cuda_stream))
+    return DeviceSite(driver, streams.current, streams.fences, node_of_device(driver.bus_id()))
 
 
 def tensors_of_layer(pool: Any, layer: int) -> list[tuple[str, Any]]:

@@ -17,10 +17,10 @@ from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import read_settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.client import CacheManagerClient, Grant
-from orbitkv.errors import TransferError
+from orbitkv.errors import OrbitKVError, TransferError
 from orbitkv.sglang.offloads import Offloads
 from orbitkv.timeline import Timeline
-from orbitkv.transfer import CopyPlan, Gate, Publish, Transfer, TransferBackend
+from orbitkv.transfer import CopyPlan, Publish, Transfer, TransferBackend
 
 BLOCKS = 4096
 LAYERS = 2
@@ -31,7 +31,6 @@ class Job:
     """A copy that runs."""
 
     transfer: Publish
-    after: Gate | None
     on_done: Callable[[Transfer], None]
 
     @property
@@ -47,13 +46,19 @@ class HeldBackend:
         self.jobs: list[Job] = []
         self.submitted: list[list[int]] = []
         self.refusing = False
+        self.fault: OrbitKVError | None = None
 
-    def publish(self, plan: CopyPlan, *, after: Gate | None, on_done: Callable[[Transfer], None]) -> Publish:
+    def check(self) -> None:
+        """Raise the fault of the device, if the test wants one."""
+        if self.fault is not None:
+            raise self.fault
+
+    def publish(self, plan: CopyPlan, *, on_done: Callable[[Transfer], None]) -> Publish:
         """Take a copy."""
         plan.check()
         if self.refusing:
             raise TransferError("refused by the test")
-        self.jobs.append(Job(Publish(plan), after, on_done))
+        self.jobs.append(Job(Publish(plan), on_done))
         self.submitted.append(self.jobs[-1].pages)
         return self.jobs[-1].transfer
 
@@ -129,9 +134,9 @@ class OffloadRig:
         usable = self.session if session and self.session.alive else None
         self.offloads.pump(usable, cast(Attachment, self.attachment))
 
-    def offer(self, name: str, first: int, count: int = 2, fence: Gate | None = None) -> None:
+    def offer(self, name: str, first: int, count: int = 2) -> None:
         """Offer pages first, first + 1, ... whose keys are named by `name`."""
-        self.offloads.offer(b"".join(keys_of(name, count)), pages_of(first, count), fence)
+        self.offloads.offer(b"".join(keys_of(name, count)), pages_of(first, count))
 
     def ask(self, *counts: int) -> list[FakeReserve]:
         """Offer nodes of so many pages from page 0 on, and return the reserves that were sent for them."""

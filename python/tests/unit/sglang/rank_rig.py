@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ from orbitkv.sglang.loads import Load, Loads
 from orbitkv.sglang.proof import ProvenAttachment
 from orbitkv.sglang.rank import EngineTensors, RankSide
 from orbitkv.timeline import Timeline
-from orbitkv.transfer import CopyPlan, Restore, Transfer, TransferBackend
+from orbitkv.transfer import STALL_SECONDS, CopyPlan, KVLayout, Restore, Transfer, TransferBackend
 
 BLOCKS = 64
 LAYERS = 4
@@ -39,23 +40,51 @@ class Job:
     on_done: Callable[[Transfer], None]
 
 
-class HeldCopies(HeldBackend):
-    """A backend whose restores, too, move when the test says so."""
+class NotedRestore(Restore):
+    """A restore whose waits are put on a stream, as a device's are: nobody is held, and they are written down."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: CopyPlan, waits: list[tuple[int, str, int | None]], stream: Callable[[], int]) -> None:
+        super().__init__(plan)
+        self._waits = waits
+        self._stream = stream
+
+    def wait_layer(self, layer: int, timeout: float = STALL_SECONDS) -> bool:  # noqa: ARG002 - nothing is waited for
+        """Note the wait for a layer."""
+        self._waits.append((self._stream(), self.plan.request, layer))
+        return True
+
+    def join(self, timeout: float = STALL_SECONDS) -> bool:  # noqa: ARG002 - nothing is waited for
+        """Note the wait for everything."""
+        self._waits.append((self._stream(), self.plan.request, None))
+        return True
+
+
+class HeldCopies(HeldBackend):
+    """A backend whose restores, too, move when the test says so.
+
+    With a `stream` it stands for a device: waits go into `waits`, with the stream, the request and the layer or None.
+    """
+
+    def __init__(self, stream: Callable[[], int] | None = None) -> None:
         super().__init__()
+        self.waits: list[tuple[int, str, int | None]] = []
+        self.taken = threading.Event()  # a group was submitted
+        self._stream = stream
         self.restores: list[Job] = []
-        self.order: list[str] = []  # requests, as they were submitted
+        self.groups: list[list[str]] = []  # requests, as they were submitted
         self.closed = False
 
-    def restore(self, plan: CopyPlan, *, on_done: Callable[[Transfer], None]) -> Restore:
-        """Take a copy."""
-        plan.check()
+    def restore(self, plans: Sequence[CopyPlan], *, on_done: Callable[[Transfer], None]) -> list[Restore]:
+        """Take a group of copies."""
+        for plan in plans:
+            plan.check()
         if self.closed or self.refusing:
             raise TransferError("refused by the test")
-        self.restores.append(Job(Restore(plan), on_done))
-        self.order.append(plan.request)
-        return self.restores[-1].transfer
+        jobs = [Job(self._transfer(plan), on_done) for plan in plans]
+        self.restores.extend(jobs)
+        self.groups.append([plan.request for plan in plans])
+        self.taken.set()
+        return [job.transfer for job in jobs]
 
     def arrive(self, at: int = 0, layers: int = LAYERS) -> None:
         """Let so many layers of one restore arrive; with all of them it has ended."""
@@ -79,6 +108,9 @@ class HeldCopies(HeldBackend):
     def close(self) -> None:
         """Take no more."""
         self.closed = True
+
+    def _transfer(self, plan: CopyPlan) -> Restore:
+        return Restore(plan) if self._stream is None else NotedRestore(plan, self.waits, self._stream)
 
 
 class RankAttachment(FakeAttachment):
@@ -107,9 +139,18 @@ class RankAttachment(FakeAttachment):
 class LoadRig:
     """Restores of one rank, with leases of their own."""
 
-    def __init__(self, backend: TransferBackend | None = None, layer_last: Sequence[int] | None = None, **keys: object):
+    def __init__(
+        self,
+        backend: TransferBackend | None = None,
+        steps: Sequence[int] = range(LAYERS),
+        *,
+        device: bool = False,
+        layers_ask: bool = True,
+        **keys: object,
+    ) -> None:
+        self.stream = 7  # the engine's that is current
         self.clock = Clock()
-        self.held = HeldCopies()
+        self.held = HeldCopies((lambda: self.stream) if device else None)
         self.tensors = FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES)
         self.stats = Stats()
         self.client = FakeClient()
@@ -119,8 +160,10 @@ class LoadRig:
         settings = read_settings({f"orbitkv.{key}": value for key, value in keys.items()}, {})
         timeline = Timeline("test", False)
         place = RankPlace("engine-1", 0, 1)
-        copies = Copies(settings, place, self.tensors.layout, self.tensors, timeline, self.stats, self.clock)
-        self.loads = Loads(copies, layer_last or range(LAYERS), timeline, self.clock)
+        layout = stepped(self.tensors.layout, steps)
+        self.steps = len(layout.steps)
+        copies = Copies(settings, place, layout, self.tensors, timeline, self.stats, self.clock)
+        self.loads = Loads(copies, timeline, lambda: self.stream, layers_ask, self.clock)
         self._ids = itertools.count(1)
         self._blocks = itertools.cycle(range(1, BLOCKS))
 
@@ -139,6 +182,17 @@ class LoadRig:
             self.loads.queue(self.load(request, pages))
         return self.loads.start()
 
+    def forward(self, index: int, layers: int | None = None) -> None:
+        """Let a forward of the batch pass so many of the engine's layers, by default all."""
+        self.loads.set_consumer(index)
+        for layer in range(self.steps if layers is None else layers):
+            self.loads.wait_until(layer)
+
+    def waits(self) -> list[tuple[int, str, int | None]]:
+        """Take the waits that were put on streams since the last call."""
+        waits, self.held.waits[:] = list(self.held.waits), []
+        return waits
+
     def acknowledged(self) -> list[list[str]]:
         """Take the batches that have arrived."""
         return [self.loads.pop() for _ in range(self.loads.completed())]
@@ -155,7 +209,7 @@ class RankRig:
         self.client.budget_bytes = 1 << 30
         self.attachment = RankAttachment(LIFE_1, cast(TransferBackend, self.held))
         settings = read_settings({f"orbitkv.{key}": value for key, value in keys.items()}, {})
-        tensors = EngineTensors(self.tensors.layout, self.tensors, range(LAYERS))
+        tensors = EngineTensors(self.tensors.layout, self.tensors)
         place = RankPlace("engine-1", 0, 1)
         self.side = RankSide(settings, place, tensors, {}, Timeline("test", False), clock=self.clock)
         self.side._scheduler = Link("scheduler", self._session, exchange=self.side._exchange)
@@ -207,6 +261,12 @@ class RankRig:
         return SchedulerSession(
             cast(CacheManagerClient, self.client), "engine-1", self.side.epoch, self.side._scheduler.wake, 0
         )
+
+
+def stepped(layout: KVLayout, steps: Sequence[int]) -> KVLayout:
+    """Return a layout whose layers are read by these layers of the engine."""
+    layers = tuple(replace(layer, step=step) for layer, step in zip(layout.layers, steps, strict=True))
+    return replace(layout, layers=layers)
 
 
 def hashes(request: str, pages: int) -> list[str]:

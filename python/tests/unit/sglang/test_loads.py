@@ -12,8 +12,9 @@ from python.tests.unit.sglang.rank_rig import BLOCK_BYTES, LAYERS, HeldCopies, L
 from harness.fakes import PAGE_BYTES, FakeManager
 from orbitkv.client import ranges_of
 from orbitkv.errors import EngineFault, LeaseLost
+from orbitkv.sglang import loads as loads_module
 from orbitkv.sglang.loads import IN_FLIGHT_MAX, SETS_MIN, LoadState
-from orbitkv.transfer import HostBackend, Transfer
+from orbitkv.transfer import HostBackend
 
 WAIT_SECONDS = 60.0
 
@@ -37,15 +38,43 @@ def test_a_begin_is_written_before_the_copy_is_submitted(rig: LoadRig, monkeypat
     assert begun[0] == [("begin", 1), ("begin", 2)]
 
 
-def test_a_batch_keeps_so_many_restores_in_the_backend_and_the_rest_follows_in_order(rig: LoadRig) -> None:
-    names = [f"r{index}" for index in range(2 * IN_FLIGHT_MAX + 3)]
+def test_a_batch_is_one_group_and_above_the_bound_several_one_after_the_other(rig: LoadRig) -> None:
+    names = [f"r{index}" for index in range(3 * IN_FLIGHT_MAX)]
     rig.batch(*names)
-    assert rig.held.order == names[:IN_FLIGHT_MAX]
-    rig.held.arrive(at=3)
-    assert rig.held.order == names[: IN_FLIGHT_MAX + 1]
-    rig.held.arrive_all()
-    assert rig.held.order == names
+    groups = [names[at : at + IN_FLIGHT_MAX] for at in range(0, len(names), IN_FLIGHT_MAX)]
+    for begun in range(len(groups)):
+        for _ in range(len(groups[begun])):
+            assert rig.held.groups == groups[: begun + 1], "a restore of the group before is on its way"
+            rig.held.arrive()
+    assert rig.held.groups == groups
     assert rig.acknowledged() == [names]
+
+
+def test_a_group_is_cut_at_its_bytes_and_a_restore_above_them_goes_alone(
+    rig: LoadRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads_module, "IN_FLIGHT_BYTES_MAX", 5 * PAGE_BYTES)
+    for name, pages in (("a", 2), ("b", 3), ("c", 1), ("long", 9), ("d", 4)):
+        rig.loads.queue(rig.load(name, pages))
+    rig.loads.start()
+    groups = [["a", "b"], ["c"], ["long"], ["d"]]
+    for begun, group in enumerate(groups):
+        assert rig.held.groups == groups[: begun + 1]
+        for _ in group:
+            rig.held.arrive()
+    assert rig.held.groups == groups
+    assert rig.acknowledged() == [["a", "b", "c", "long", "d"]]
+
+
+def test_a_batch_joins_those_in_flight_when_all_of_it_has_a_place(rig: LoadRig) -> None:
+    rig.batch("a", "b")
+    rig.batch(*(f"r{index}" for index in range(IN_FLIGHT_MAX - 2)))
+    rig.batch("late", "later")
+    assert len(rig.held.restores) == IN_FLIGHT_MAX
+    rig.held.arrive()
+    assert rig.held.groups[-1] != ["late", "later"], "one place is not enough"
+    rig.held.arrive()
+    assert rig.held.groups[-1] == ["late", "later"]
 
 
 def test_a_batch_is_acknowledged_when_all_of_it_arrived_and_in_order(rig: LoadRig) -> None:
@@ -85,7 +114,7 @@ def test_a_lease_that_was_lost_is_no_copy(rig: LoadRig) -> None:
     rig.loads.queue(load)
     with pytest.raises(LeaseLost):
         rig.loads.start()
-    assert rig.held.order == []
+    assert rig.held.groups == []
 
 
 def test_pages_that_the_device_has_meanwhile_are_reported_and_not_copied(rig: LoadRig) -> None:
@@ -163,7 +192,7 @@ def test_a_forward_waits_for_a_restore_that_has_no_place_yet(rig: LoadRig) -> No
 
 
 def test_an_engine_layer_waits_for_the_last_of_its_stored_layers() -> None:
-    rig = LoadRig(layer_last=(1, 3))  # keys and values of two layers
+    rig = LoadRig(steps=(0, 0, 1, 1))  # keys and values of two layers
     rig.loads.set_consumer(rig.batch("a"))
     rig.held.arrive(layers=2)
     rig.loads.wait_until(0)
@@ -216,22 +245,22 @@ def test_bytes_are_there_when_the_wait_of_their_layer_returns(slow: SlowRig) -> 
 # Layer sets.
 
 
-def test_a_stale_index_never_waits(rig: LoadRig) -> None:
+def test_a_stale_index_never_waits() -> None:
+    rig = LoadRig(device=True)
     first = rig.batch("a")
-    rig.loads.set_consumer(first)
+    rig.forward(first)
     rig.held.arrive_all()
-    for layer in range(LAYERS):
-        rig.loads.wait_until(layer)
     for number in range(SETS_MIN - 1):
-        rig.batch(f"r{number}")
-        rig.loads.set_consumer(first)
-        rig.loads.wait_until(LAYERS - 1)
+        rig.forward(rig.batch(f"r{number}"))
+        rig.waits()
+        rig.forward(first)
+        assert rig.waits() == []
         rig.held.arrive_all()
-    rig.batch("takes the set of a")
+    rig.forward(rig.batch("takes the set of a"))
     assert rig.loads.sets == SETS_MIN
-    rig.loads.set_consumer(first)
-    rig.loads.wait_until(LAYERS - 1)
-    assert not rig.held.restores[0].transfer.layer_ready(0), "nothing of the batch that has the set now has arrived"
+    rig.waits()
+    rig.forward(first)
+    assert rig.waits() == [], "the batch that has the set now is another one"
 
 
 def test_a_forward_that_names_no_batch_waits_for_the_one_that_was_started_last(rig: LoadRig) -> None:
@@ -241,21 +270,102 @@ def test_a_forward_that_names_no_batch_waits_for_the_one_that_was_started_last(r
     assert rig.loads.consumer_index == index
 
 
-def test_a_set_is_not_reused_before_its_restores_arrived(rig: LoadRig) -> None:
-    indexes = [rig.batch(f"r{number}") for number in range(SETS_MIN + 2)]
+def test_a_set_is_not_reused_before_its_restores_arrived() -> None:
+    rig = LoadRig(device=True)
+    indexes = []
+    for number in range(SETS_MIN + 2):
+        indexes.append(rig.batch(f"r{number}"))
+        rig.forward(indexes[-1])
     assert rig.loads.sets == SETS_MIN + 2, "each batch has one of its own"
     assert indexes == sorted(set(indexes))
     rig.held.arrive(at=0)
     last = rig.batch("last")
     assert rig.loads.sets == SETS_MIN + 2, "the first one is free"
-    forward = Waiter(rig, indexes[1])
-    forward.start()
-    assert not forward.passed[0].is_set()
-    rig.held.arrive(at=0)
-    forward.end()
+    rig.waits()
+    rig.forward(last)
+    assert rig.waits() == [(rig.stream, "last", layer) for layer in range(LAYERS)]
+    rig.stream += 1
+    rig.forward(indexes[1])
+    assert rig.waits() == [(rig.stream, "r1", layer) for layer in range(LAYERS)], "it still has its own"
     rig.held.arrive_all()
     assert rig.acknowledged() == [[f"r{number}"] for number in range(SETS_MIN + 2)] + [["last"]]
-    Waiter(rig, last).run()
+
+
+# Streams.
+
+
+def test_each_layer_is_waited_for_once_on_each_stream_that_reads_it() -> None:
+    rig = LoadRig(device=True, steps=(0, 0, 1, 1))
+    index = rig.batch("a", "b")
+    rig.loads.set_consumer(index)
+    rig.loads.wait_until(0)
+    rig.loads.wait_until(0)
+    assert rig.waits() == [(7, "a", 1), (7, "b", 1)], "keys and values of a layer are one step"
+    rig.stream = 8
+    rig.loads.wait_until(1)
+    assert rig.waits() == [(8, "a", 1), (8, "b", 1), (8, "a", 3), (8, "b", 3)]
+    rig.stream = 7
+    rig.loads.wait_until(1)
+    assert rig.waits() == [(7, "a", 3), (7, "b", 3)]
+
+
+def test_a_prefill_that_asks_for_no_layer_comes_after_every_byte() -> None:
+    rig = LoadRig(device=True, layers_ask=False)
+    index = rig.batch("a", "b")
+    assert rig.waits() == [(7, "a", None), (7, "b", None)], "on the stream behind which the forward is launched"
+    rig.loads.set_consumer(index)
+    rig.loads.set_consumer(index)
+    assert rig.waits() == [], "the forward and the first decode have nothing to add"
+
+
+def test_a_prefill_that_asks_for_no_layer_holds_the_host_backend_until_all_is_there() -> None:
+    rig = LoadRig(layers_ask=False)
+    started = threading.Event()
+
+    def run() -> None:
+        rig.batch(*(f"r{index}" for index in range(IN_FLIGHT_MAX + 1)))
+        started.set()
+
+    forward = threading.Thread(target=run, daemon=True)
+    forward.start()
+    assert rig.held.taken.wait(WAIT_SECONDS)
+    for _ in range(IN_FLIGHT_MAX + 1):
+        assert not started.is_set()
+        rig.held.arrive()
+    assert started.wait(WAIT_SECONDS)
+
+
+def test_a_forward_comes_after_the_batches_that_it_overtakes() -> None:
+    """A batch that never ran, such as one whose requests were aborted: its pages are in the tree all the same."""
+    rig = LoadRig(device=True)
+    index = rig.batch("a")
+    rig.loads.set_consumer(-1)
+    assert rig.waits() == [(7, "a", None)]
+    rig.loads.set_consumer(-1)
+    rig.loads.set_consumer(index)
+    rig.loads.wait_until(LAYERS - 1)
+    assert rig.waits() == []
+
+
+@pytest.mark.parametrize("asked", [0, LAYERS - 1])
+@pytest.mark.parametrize("decode", ["the same index", "another index"])
+def test_a_forward_that_did_not_ask_for_each_layer_ends_the_engine(asked: int, decode: str) -> None:
+    rig = LoadRig(device=True)
+    index = rig.batch("a")
+    rig.forward(index, asked)
+    rig.waits()
+    with pytest.raises(EngineFault, match=f"{asked} of their {LAYERS} layers"):
+        rig.loads.set_consumer(index if decode == "the same index" else -1)
+    assert rig.waits() == [(7, "a", None)], "what comes next is in order"
+
+
+def test_a_forward_need_not_ask_for_what_was_there_when_it_began() -> None:
+    rig = LoadRig(device=True)
+    index = rig.batch("a")
+    rig.held.arrive()
+    rig.loads.set_consumer(index)
+    rig.loads.set_consumer(index)
+    rig.loads.set_consumer(-1)
 
 
 # Injected faults.
@@ -277,7 +387,7 @@ def test_a_skipped_layer_is_not_waited_for_and_the_others_are() -> None:
 
 
 def test_a_layer_is_corrupted_once(rig: LoadRig) -> None:
-    rig = LoadRig(layer_last=(1, 3), fault_injection="corrupt-restore")
+    rig = LoadRig(steps=(0, 0, 1, 1), fault_injection="corrupt-restore")
     rig.tensors.scramble()
     load = rig.load("a", 2)
     blocks = load.pages.tolist()
@@ -390,10 +500,10 @@ def test_a_random_life_is_acknowledged_whole_and_in_order(rig: LoadRig) -> None:
 def test_a_copy_may_end_before_its_submission_returns(rig: LoadRig, monkeypatch: pytest.MonkeyPatch) -> None:
     submit = HeldCopies.restore
 
-    def restore(backend: HeldCopies, *arguments: object, **options: object) -> Transfer:
-        transfer: Transfer = submit(backend, *arguments, **options)  # type: ignore[arg-type]
-        backend.arrive()
-        return transfer
+    def restore(backend: HeldCopies, *arguments: object, **options: object) -> object:
+        restores = submit(backend, *arguments, **options)  # type: ignore[arg-type]
+        backend.arrive_all()
+        return restores
 
     monkeypatch.setattr(HeldCopies, "restore", restore)
     rig.loads.set_consumer(rig.batch(*(f"r{number}" for number in range(IN_FLIGHT_MAX + 2))))

@@ -14,6 +14,7 @@ from orbitkv.adapter.publishing import COPY_PAGES, PRESSED_SECONDS, RESERVE_PAGE
 from orbitkv.client import Grant, Status
 from orbitkv.errors import TransferStalled
 from orbitkv.sglang import offloads as offloads_module
+from orbitkv.sglang import waits
 from orbitkv.sglang.offloads import COPIES_MAX, OFFERS_MAX, Chunk, Offer, State
 from orbitkv.transfer import HostBackend
 from orbitkv.transfer._host import QUEUE_MAX
@@ -201,18 +202,6 @@ def test_the_deadline_of_a_reserve_begins_when_it_is_sent(rig: OffloadRig, monke
     assert rig.results() == [True, True]
 
 
-def test_a_copy_waits_for_the_fence_of_its_offer(rig: OffloadRig) -> None:
-    fence = threading.Event()
-    rig.pump()
-    rig.offer("a", 0, COPY_PAGES + 1, fence)
-    rig.offer("b", 100, 1)
-    rig.pump()
-    for reserve in rig.reserves:
-        reserve.answer(granted(len(reserve.keys)))
-    rig.pump()
-    assert [job.after for job in rig.held.jobs] == [fence, fence, None]
-
-
 def test_a_lost_session_fails_what_no_copy_reads_yet(rig: OffloadRig) -> None:
     asked = rig.ask(*[1] * (RESERVES_MAX + 1))
     asked[0].answer(granted(1))
@@ -336,7 +325,8 @@ def test_a_reset_waits_for_the_copies_that_run(rig: OffloadRig) -> None:
 
 
 def test_a_copy_that_hangs_stops_a_reset(rig: OffloadRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offloads_module, "STALL_SECONDS", 0.0)
+    monkeypatch.setattr(waits, "STALL_SECONDS", 0.0)
+    monkeypatch.setattr(waits, "CHECK_SECONDS", 0.001)
     (reserve,) = rig.ask(1)
     reserve.answer(granted(1))
     rig.pump()
@@ -474,7 +464,7 @@ def test_a_chunk_makes_no_other_moves(rig: OffloadRig) -> None:
     for before in State:
         for after in State:
             offer = Offer(1)
-            chunk = Chunk(offer, 9, b"", pages_of(0, 1), None, rig.session, rig.session.namespace, 0.0, before)
+            chunk = Chunk(offer, 9, b"", pages_of(0, 1), rig.session, rig.session.namespace, 0.0, before)
             if (before, after) in legal:
                 chunk.move(after)
                 assert offer.unfinished == (0 if after in (State.STORED, State.FAILED) else 1)
@@ -483,22 +473,17 @@ def test_a_chunk_makes_no_other_moves(rig: OffloadRig) -> None:
                     chunk.move(after)
 
 
-def test_the_host_backend_copies_what_was_offered_once_its_fence_opens() -> None:
+def test_the_host_backend_copies_what_was_offered() -> None:
     with HostBackend() as backend:
         rig = OffloadRig(backend=backend)
         rig.tensors.scramble()
         memory = np.full(4 * PAGE_BYTES, 0xEE, np.uint8)
         backend.register_arena(Arena(0, -1, len(memory), memory))
-        fence = threading.Event()
         pages = np.array([9, 4, 7], dtype=np.int64)
         rig.pump()
-        rig.offloads.offer(b"".join(keys_of("a", 3)), pages, fence)
+        rig.offloads.offer(b"".join(keys_of("a", 3)), pages)
         rig.pump()
         rig.reserves[0].answer([Grant.GRANTED, Grant.PRESENT, Grant.GRANTED])
-        rig.pump()
-        for layer in range(LAYERS):
-            rig.tensors.write(layer, 9, np.full(PAGE_BYTES // LAYERS, 0x40 + layer, np.uint8))
-        fence.set()
         while not rig.offloads.completed:
             rig.pump()
         assert rig.results() == [True]

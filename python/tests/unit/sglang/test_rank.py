@@ -13,6 +13,7 @@ from python.tests.unit.sglang.rank_rig import LIFE_1, LIFE_2, RankRig, hashes
 from harness.fakes import FakeClient
 from orbitkv.client import Grant, State
 from orbitkv.errors import ConfigurationError, EngineFault
+from orbitkv.sglang import waits
 from orbitkv.sglang.rank import WINDOW_REQUESTS, WINDOW_SHARE, places_of
 
 WAIT_SECONDS = 60.0
@@ -96,7 +97,7 @@ def test_numbers_advance_alike_whether_or_not_a_question_is_put(rig: RankRig) ->
     rig.lookup("a")
     assert [query.operation for query in rig.client.queries] == [1, 3]
     rig.begin()
-    rig.side.offload(hashes("s", 2), pages_of(1, 2), None)
+    rig.side.offload(hashes("s", 2), pages_of(1, 2))
     rig.begin()
     assert [reserve.operation for reserve in rig.client.reserves] == [4]
 
@@ -298,7 +299,7 @@ def test_a_reset_waits_for_both_directions_and_forgets(rig: RankRig) -> None:
     rig.load("a")
     rig.side.start_loads()
     rig.begin()
-    rig.side.offload(hashes("s", 2), pages_of(10, 2), None)
+    rig.side.offload(hashes("s", 2), pages_of(10, 2))
     rig.begin()
     rig.client.reserves[0].answer([Grant.GRANTED] * 2)
     rig.begin()
@@ -318,7 +319,7 @@ def test_a_reset_waits_for_both_directions_and_forgets(rig: RankRig) -> None:
 
 def test_from_a_change_of_weights_to_the_flush_the_rank_rests(rig: RankRig) -> None:
     lease = rig.found("a")
-    rig.side.offload(hashes("old", 2), pages_of(1, 2), None)
+    rig.side.offload(hashes("old", 2), pages_of(1, 2))
     rig.side.rest(99)
     assert not lease.alive, "it was of the old weights"
     rig.open()
@@ -327,7 +328,7 @@ def test_from_a_change_of_weights_to_the_flush_the_rank_rests(rig: RankRig) -> N
         assert rig.side.life() == b""
         assert not rig.begin()
         assert rig.lookup("a") == 0
-        rig.side.offload(hashes("mixed", 2), pages_of(1, 2), None)
+        rig.side.offload(hashes("mixed", 2), pages_of(1, 2))
     assert [rig.side.offloads.pop() for _ in range(rig.side.offloads.completed)] == [False] * 3
     assert rig.client.reserves == []
     rig.side.reset()
@@ -359,3 +360,47 @@ def test_tensors_that_bring_back_other_bytes_stop_the_start() -> None:
     rig.tensors.shift = 8
     with pytest.raises(ConfigurationError, match="golden"):
         rig.side.begin()
+
+
+# Faults of the device.
+
+
+def test_a_device_that_faulted_ends_the_engine_in_the_next_pass(rig: RankRig) -> None:
+    rig.held.fault = EngineFault("the device is gone")
+    with pytest.raises(EngineFault, match="the device is gone"):
+        rig.side.begin_pass()
+
+
+def test_a_fault_shows_also_when_the_copy_belongs_to_an_earlier_life(rig: RankRig) -> None:
+    rig.found("a")
+    rig.load("a")
+    rig.side.start_loads()
+    held = rig.held
+    rig.restart()
+    rig.open()
+    held.fault = EngineFault("the device is gone")
+    with pytest.raises(EngineFault, match="the device is gone"):
+        rig.side.begin_pass()
+    held.arrive_all()
+    rig.side.begin_pass()
+
+
+@pytest.mark.parametrize("direction", ["restore", "publish"])
+def test_a_reset_does_not_wait_for_copies_that_cannot_end(
+    rig: RankRig, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "CHECK_SECONDS", 0.001)
+    if direction == "restore":
+        rig.found("a")
+        rig.load("a")
+        rig.side.start_loads()
+    else:
+        rig.begin()
+        rig.side.offload(hashes("s", 2), pages_of(10, 2))
+        rig.begin()
+        rig.client.reserves[-1].answer([Grant.GRANTED] * 2)
+        rig.begin()
+        assert rig.held.jobs
+    rig.held.fault = EngineFault("the device is gone")
+    with pytest.raises(EngineFault, match="the device is gone"):
+        rig.side.reset()

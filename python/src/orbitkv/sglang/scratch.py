@@ -1,0 +1,117 @@
+"""Pages that are not the engine's, laid out like its own and in the same kind of memory, for a rank's golden check."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from orbitkv.adapter.golden import PageAccess
+from orbitkv.transfer import DeviceSite, KVLayout
+
+
+class Scratch(PageAccess, Protocol):
+    """Pages to check on, in memory of their own."""
+
+    @property
+    def layout(self) -> KVLayout:
+        """Return where the pages lie."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back, once no copy uses it any more."""
+        ...
+
+
+class HostScratch:
+    """Pages in host memory."""
+
+    def __init__(self, layout: KVLayout, pages: int) -> None:
+        self._memory: npt.NDArray[np.uint8] = np.zeros(pages * layout.slice_bytes, np.uint8)
+        self.layout = layout_at(layout, pages, int(self._memory.ctypes.data), self._memory)
+
+    def write(self, layer: int, block: int, content: npt.NDArray[np.uint8]) -> None:
+        """Put `content` into the page."""
+        self.layout.layers[layer].rows[block] = content
+
+    def read(self, layer: int, block: int) -> npt.NDArray[np.uint8]:
+        """Return the page's bytes."""
+        content: npt.NDArray[np.uint8] = self.layout.layers[layer].rows[block].copy()
+        return content
+
+    def settle(self) -> None:
+        """Do nothing: what was written is there."""
+
+    def close(self) -> None:
+        """Do nothing: the memory goes with its last user."""
+
+
+class DeviceScratch:
+    """Pages in device memory that the driver gives, outside of the engine's allocator.
+
+    Bytes pass through one page of one layer in locked host memory, on a stream of its own. Whoever calls waits for the
+    copy, so `settle` has nothing left to do. DeviceError names a call of the driver that failed.
+    """
+
+    def __init__(self, layout: KVLayout, pages: int, site: DeviceSite) -> None:
+        self._driver = site.driver
+        self._driver.bind()
+        # Whole pages of memory of their own, since an address can be locked once.
+        self._window = mmap.mmap(-1, max(layer.block_bytes for layer in layout.layers))
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._window, np.uint8)
+        self._host = int(self._bytes.ctypes.data)
+        self._driver.register(self._host, len(self._bytes))
+        self._stream = self._driver.create_stream(self._driver.priorities()[0])
+        self._event = self._driver.create_event()
+        self._memory = self._driver.allocate(pages * layout.slice_bytes)
+        self.layout = layout_at(layout, pages, self._memory, self)
+
+    def write(self, layer: int, block: int, content: npt.NDArray[np.uint8]) -> None:
+        """Put `content` into the page."""
+        self._bytes[: len(content)] = content
+        self._copy(self._place(layer, block), self._host, len(content))
+
+    def read(self, layer: int, block: int) -> npt.NDArray[np.uint8]:
+        """Return the page's bytes."""
+        size = self.layout.layers[layer].block_bytes
+        self._copy(self._host, self._place(layer, block), size)
+        return self._bytes[:size].copy()
+
+    def settle(self) -> None:
+        """Do nothing: what was written is there."""
+
+    def close(self) -> None:
+        """Give the memory back, once no copy uses it any more."""
+        self._driver.bind()
+        self._driver.free(self._memory)
+        self._driver.unregister(self._host)
+        self._driver.destroy_event(self._event)
+        self._driver.destroy_stream(self._stream)
+
+    def _place(self, layer: int, block: int) -> int:
+        place = self.layout.layers[layer]
+        return place.address + block * place.block_stride
+
+    def _copy(self, target: int, source: int, size: int) -> None:
+        self._driver.bind()
+        targets, sources, sizes = (np.array([each], np.uint64) for each in (target, source, size))
+        self._driver.copy_batch(targets, sources, sizes, self._stream)
+        self._driver.record(self._event, self._stream)
+        self._driver.synchronize(self._event)
+
+
+def scratch_of(layout: KVLayout, pages: int, site: DeviceSite | None) -> HostScratch | DeviceScratch:
+    """Return so many pages of a layout in the kind of memory where the engine's lie. DeviceError without room."""
+    return HostScratch(layout, pages) if site is None else DeviceScratch(layout, pages, site)
+
+
+def layout_at(layout: KVLayout, pages: int, base: int, owner: object) -> KVLayout:
+    """Return a layout of so many pages whose layers lie one after the other from an address on."""
+    layers = tuple(
+        replace(layer, address=base + pages * layer.offset, blocks=pages, block_stride=layer.block_bytes)
+        for layer in layout.layers
+    )
+    return KVLayout(layers, pages, layout.slice_bytes, owner)
