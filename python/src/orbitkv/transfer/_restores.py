@@ -213,6 +213,7 @@ class Restores:
             group = self._queue.popleft()
             self._begun.append(group)
             common.begin(group.job)
+            common.changed.notify_all()  # The watcher may have looked before this group was begun.
             return group
 
     def _room_to_begin(self) -> bool:
