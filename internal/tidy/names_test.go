@@ -15,7 +15,7 @@ var foreignFlags = map[string]string{
 	"model-path": "SGLang", "page-size": "SGLang", "radix-cache-backend": "SGLang", "enable-unified-cache-external-linker": "SGLang",
 	"enable-hierarchical-cache": "SGLang", "disable-radix-cache": "SGLang", "tp-size": "SGLang", "lora-paths": "SGLang", "sleep-on-idle": "SGLang",
 	"device": "SGLang", "disable-cuda-graph": "SGLang", "attention-backend": "SGLang", "sampling-backend": "SGLang", "enable-metrics": "SGLang", "python": "uv",
-	"ipc": "docker", "pid": "docker", "shm-size": "docker", "user": "docker", "volume": "docker",
+	"ipc": "docker", "pid": "docker", "shm-size": "docker", "user": "docker", "volume": "docker", "gpus": "docker", "ulimit": "docker",
 	"engine": "demo/run", "keep-logs": "demo/run", "plain": "demo/run", "no-deps": "pip", "target": "pip",
 }
 

@@ -173,7 +173,7 @@ class CudaDriver:
         self._call("cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
-        """Let everything that is given to the stream from now on come after what the event stands for now."""
+        """Let everything that is given to the stream from now on come after the event's last record so far."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def synchronize(self, event: int) -> None:

@@ -102,7 +102,7 @@ class Driver(Protocol):
         ...
 
     def wait(self, stream: int, event: int) -> None:
-        """Let everything that is given to the stream from now on come after what the event stands for now."""
+        """Let everything that is given to the stream from now on come after the event's last record so far."""
         ...
 
     def synchronize(self, event: int) -> None:
