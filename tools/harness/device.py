@@ -146,6 +146,11 @@ class FakeDriver:
         with self.changed:
             self._faults[call] = [after, int(broken)]
 
+    def forgive(self) -> None:
+        """Let no call fail that has not failed yet."""
+        with self.changed:
+            self._faults.clear()
+
     def break_now(self) -> None:
         """Let every later call fail, and wake whoever waits for an event."""
         with self.changed:
