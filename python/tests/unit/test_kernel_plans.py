@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from harness.immediate import ImmediateDriver
-from orbitkv.errors import DeviceError, TransferError, TransferStalled
-from orbitkv.kernel.geometry import Launch, largest_word, plan_launches
+from orbitkv.errors import ConfigurationError, DeviceError, TransferError, TransferStalled
+from orbitkv.kernel.geometry import ITEMS_MAX, Launch, largest_word, plan_launches
 from orbitkv.kernel.tables import PageTables, Table
 from orbitkv.transfer._digest import DIGEST_FIRST, DIGEST_SECOND, DIGEST_STEP, digest_of
 from orbitkv.transfer._plan import Columns
@@ -119,7 +119,7 @@ def test_memory_that_cannot_be_locked_leaves_nothing_behind() -> None:
 def test_runs_of_one_shape_share_a_launch() -> None:
     alike = Columns(4096, 1024, np.array([1 << 20, 2 << 20]), np.array([0, 1024]))
     odd = Columns(100, 50, np.array([1 << 21]), np.array([2048]))
-    table, launches = plan_launches([(alike,), (odd,), (alike, odd)])
+    table, launches = plan_launches([(alike,), (odd,), (alike, odd)], 1000)
     assert launches == (
         (Launch(0, 2, 1024, 8),),
         (Launch(2, 1, 50, 2),),
@@ -128,6 +128,13 @@ def test_runs_of_one_shape_share_a_launch() -> None:
     rows = table.reshape(-1, 4).tolist()
     assert rows[:3] == [[1 << 20, 4096, 0, 1024], [2 << 20, 4096, 1024, 1024], [1 << 21, 100, 2048, 50]]
     assert rows[3:] == rows[:3]
+
+
+def test_more_items_than_a_kernel_counts_are_refused() -> None:
+    large = Columns(1 << 23, 1 << 23, np.array([0]), np.array([0]))
+    assert plan_launches([(large,)], ITEMS_MAX // 1024)[1] == ((Launch(0, 1, 1 << 23, 8),),)
+    with pytest.raises(ConfigurationError, match="transfer_backend to 'direct'"):
+        plan_launches([(large,)], ITEMS_MAX // 1024 + 1)
 
 
 @pytest.mark.parametrize(

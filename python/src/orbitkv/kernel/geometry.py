@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from orbitkv.errors import ConfigurationError
 from orbitkv.transfer._plan import Columns, LayerLayout
 
 RUN_NUMBERS = (
     4  # of one run in the table: address of block 0, distance of blocks, offset in the slice, width; all bytes
 )
 WORD_MAX = 8  # bytes that one lane of a kernel moves at once
+LANES = 1024  # words that one program moves at once: an item
+ITEMS_MAX = 1 << 30  # of one launch over all blocks: kernels count them in 32 bits
 
 Numbers = npt.NDArray[np.int64]
 
@@ -28,8 +31,11 @@ class Launch:
     word: int
 
 
-def plan_launches(batches: Sequence[Sequence[Columns]]) -> tuple[Numbers, tuple[tuple[Launch, ...], ...]]:
-    """Return the table of all runs, and the launches of each batch: one for all runs of one shape."""
+def plan_launches(batches: Sequence[Sequence[Columns]], blocks: int) -> tuple[Numbers, tuple[tuple[Launch, ...], ...]]:
+    """Return the table of all runs, and the launches of each batch: one for all runs of one shape.
+
+    ConfigurationError when a launch over that many blocks would have more than ITEMS_MAX items.
+    """
     rows: list[tuple[int, int, int, int]] = []
     planned = []
     for batch in batches:
@@ -37,6 +43,12 @@ def plan_launches(batches: Sequence[Sequence[Columns]]) -> tuple[Numbers, tuple[
         for each in batch:
             places = list(zip(each.addresses.tolist(), each.offsets.tolist(), strict=True))
             word = largest_word(each.stride, each.width, *(number for place in places for number in place))
+            items = blocks * len(places) * -(-each.width // (word * LANES))
+            if items > ITEMS_MAX:
+                raise ConfigurationError(
+                    f"{blocks} blocks of {len(places)} times {each.width} bytes are more than a kernel copies: "
+                    "set orbitkv.transfer_backend to 'direct'"
+                )
             launches.append(Launch(len(rows), len(places), each.width, word))
             rows.extend((address, each.stride, offset, each.width) for address, offset in places)
         planned.append(tuple(launches))

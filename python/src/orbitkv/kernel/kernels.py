@@ -1,9 +1,10 @@
-"""The kernels. Every argument is a whole number of 64 bits: addresses are of registered host or of device memory.
+"""The kernels. Arguments are whole numbers: addresses of registered host or of device memory, and counts.
 
 `table` is a table of pages (see `tables`): `rows` engine blocks, then, where there are copies, as many host addresses.
 `runs` is a table of `geometry`: where in the engine and in a slice a run of bytes of each page lies. Programs take
 items in turn, so any number of them does all of the work. Nothing is specialised on a value: what was compiled at start
-serves every launch. Addresses are reckoned with in 64 bits, since pools are larger than 4 GiB.
+serves every launch. Addresses are reckoned with in 64 bits, since pools are larger than 4 GiB, and counts in 32, since
+division is what costs (`geometry.ITEMS_MAX` bounds them).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ PAGES = ["table", "runs", "skip", "pages"]
 @triton.jit(do_not_specialize=[*PAGES, "rows", "first", "count", "width"])
 def move_blocks(
     table: tl.int64,
-    rows: tl.int64,
+    rows: tl.int32,
     runs: tl.int64,
-    skip: tl.int64,
-    pages: tl.int64,
-    first: tl.int64,
-    count: tl.int64,
-    width: tl.int64,
+    skip: tl.int32,
+    pages: tl.int32,
+    first: tl.int32,
+    count: tl.int32,
+    width: tl.int32,
     element: tl.constexpr,
     lanes: tl.constexpr,
     restore: tl.constexpr,
@@ -51,8 +52,9 @@ def move_blocks(
     facts = runs.to(tl.pointer_type(tl.int64))
     lane = tl.arange(0, lanes)
     for item in range(tl.program_id(0), count * pages * chunks, tl.num_programs(0)):
-        page = (item // chunks) % pages
-        fact = facts + (first + item // (chunks * pages)) * FACTS
+        piece = item // chunks
+        page = piece % pages
+        fact = facts + (first + piece // pages) * FACTS
         at = (item % chunks) * lanes + lane
         keep = at < width
         engine = tl.load(fact) + tl.load(ids + page) * tl.load(fact + 1)
@@ -69,9 +71,9 @@ def move_blocks(
 def sum_terms(
     table: tl.int64,
     runs: tl.int64,
-    skip: tl.int64,
-    pages: tl.int64,
-    count: tl.int64,
+    skip: tl.int32,
+    pages: tl.int32,
+    count: tl.int32,
     partials: tl.int64,
     element: tl.constexpr,
     size: tl.constexpr,
@@ -112,9 +114,9 @@ def sum_terms(
 def settle_rows(
     table: tl.int64,
     runs: tl.int64,
-    skip: tl.int64,
-    pages: tl.int64,
-    count: tl.int64,
+    skip: tl.int32,
+    pages: tl.int32,
+    count: tl.int32,
     partials: tl.int64,
     statuses: tl.int64,
     fold: tl.constexpr,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import triton.language as tl
 
 from orbitkv.errors import TransferError
-from orbitkv.kernel.geometry import WORD_MAX, Launch, aligned, plan_launches
+from orbitkv.kernel.geometry import LANES, WORD_MAX, Launch, aligned, plan_launches
 from orbitkv.kernel.kernels import move_blocks
 from orbitkv.kernel.launcher import Launcher
 from orbitkv.kernel.tables import DeviceNumbers, PageTables, Table, scratch_stream
@@ -17,7 +17,6 @@ from orbitkv.transfer._mover import Group
 from orbitkv.transfer._plan import KVLayout
 
 PROGRAMS = 32  # enough for the link's speed, and few enough to leave the forward its processors
-LANES = 1024  # words that a program moves at once
 ELEMENTS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
@@ -40,7 +39,7 @@ class KernelMover:
     def __init__(self, driver: Driver, layout: KVLayout, *, launcher: Launcher | None = None) -> None:
         self._driver = driver
         self._launcher = launcher if launcher is not None else Launcher(driver)
-        runs, launches = plan_launches([*layout.step_columns, layout.columns])
+        runs, launches = plan_launches([*layout.step_columns, layout.columns], layout.blocks)
         *self._steps, self._whole = launches
         driver.bind()
         with ExitStack() as undo:

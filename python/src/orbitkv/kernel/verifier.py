@@ -9,7 +9,7 @@ import numpy as np
 import triton.language as tl
 
 from orbitkv.errors import ConfigurationError
-from orbitkv.kernel.geometry import largest_word, layer_table
+from orbitkv.kernel.geometry import LANES, largest_word, layer_table
 from orbitkv.kernel.kernels import SOUND, settle_rows, sum_terms
 from orbitkv.kernel.launcher import Launcher
 from orbitkv.kernel.tables import DeviceNumbers, LockedMemory, PageTables, Table, scratch_stream
@@ -19,7 +19,6 @@ from orbitkv.transfer._mover import Group
 from orbitkv.transfer._plan import Blocks, KVLayout
 
 PROGRAMS = 128  # a digest reads the device's own memory, which a few programs do not keep busy
-LANES = 1024  # words that a program adds up at once
 BATCH_PAGES = 1024  # pages whose partial sums are kept at once
 STATUS_BYTES = 4
 ELEMENTS = {8: tl.uint64, 4: tl.uint32, 2: tl.uint16, 1: tl.uint8}
