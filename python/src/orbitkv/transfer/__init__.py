@@ -23,8 +23,9 @@ from typing import Any, Protocol
 from orbitkv._arenas import Arena
 from orbitkv.errors import ConfigurationError, DeviceError
 from orbitkv.transfer._calibrate import choose, measure, usual_piece
+from orbitkv.transfer._cuda import CudaDriver
 from orbitkv.transfer._device import DeviceBackend
-from orbitkv.transfer._digest import is_verified
+from orbitkv.transfer._digest import DIGEST_BYTES, DIGEST_FORMAT, DIGEST_LAYER, is_verified
 from orbitkv.transfer._direct import DirectMover
 from orbitkv.transfer._driver import DeviceSite
 from orbitkv.transfer._host import HostBackend
@@ -34,10 +35,14 @@ from orbitkv.transfer._transfer import STALL_SECONDS, CopyTimes, Publish, Restor
 
 __all__ = [
     "BACKENDS",
+    "DIGEST_BYTES",
+    "DIGEST_FORMAT",
+    "DIGEST_LAYER",
     "LOCATION_UNIT",
     "STALL_SECONDS",
     "CopyPlan",
     "CopyTimes",
+    "CudaDriver",
     "DeviceBackend",
     "DeviceSite",
     "HostBackend",
@@ -49,6 +54,7 @@ __all__ = [
     "Transfer",
     "TransferBackend",
     "choose_backend",
+    "is_verified",
     "make_backend",
 ]
 
