@@ -13,7 +13,7 @@ from orbitkv.errors import ConfigurationError
 from orbitkv.transfer import DeviceSite, KVLayout, Transfer, TransferBackend, choose_backend, make_backend
 
 MPS_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
-MPS_DEFAULT = Path("/tmp/nvidia-mps")  # CUDA's own default, which a daemon of the same host uses
+MPS_DEFAULT = Path("/tmp", "nvidia-mps")  # where CUDA looks by default, and so does the daemon
 
 log = logging.getLogger(LOGGER)
 
