@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from harness import oracle
 from orbitkv.client import CacheManagerClient, Namespace, Role, State
 from orbitkv.errors import OrbitKVError
-from orbitkv.transfer import CopyPlan, HostBackend, KVLayout, Transfer
+from orbitkv.transfer import CopyPlan, HostBackend, KVLayout, Transfer, TransferBackend
 
 COPY_LIMIT_S = 300.0
 BATCH_PAGES = 512  # pages of one copy plan: the memory of a rank
@@ -67,14 +67,14 @@ class Tensor:
 
 
 class Rank:
-    """One rank: KV memory, a backend, and a worker session that attached."""
+    """One rank: KV memory, a backend, and a worker session that attached. `writer` says what writes into arenas."""
+
+    writer = "host"
 
     def __init__(self, socket: str, instance: str, number: int, shape: Shape, **options: Any) -> None:
         self.number = number
         self.shape = shape
-        self.memory = np.zeros((shape.layers, shape.blocks, shape.layer_bytes), np.uint8)
-        self.layout = KVLayout.from_tensors({f"layer.{i}": Tensor(self.memory[i]) for i in range(shape.layers)})
-        self.backend = HostBackend()
+        self.layout, self.backend = self.open()
         try:
             self.client = CacheManagerClient(
                 socket, role=Role.WORKER, on_arena=self.backend.register_arena, name=f"rank {number}", **options
@@ -85,11 +85,24 @@ class Rank:
         facts = {"model": shape.model, "layers": str(shape.layers), **dict(shape.facts)}
         try:
             self.client.attach(
-                instance, number, shape.world, slice_bytes=shape.slice_bytes, facts=facts, backend="host"
+                instance,
+                number,
+                shape.world,
+                slice_bytes=shape.slice_bytes,
+                writer=self.writer,
+                facts=facts,
+                backend=self.backend.name,
             )
         except OrbitKVError:
             self.close()
             raise
+
+    def open(self) -> tuple[KVLayout, TransferBackend]:
+        """Make the KV memory; return its layout and the backend that copies."""
+        shape = self.shape
+        self.memory = np.zeros((shape.layers, shape.blocks, shape.layer_bytes), np.uint8)
+        layout = KVLayout.from_tensors({f"layer.{i}": Tensor(self.memory[i]) for i in range(shape.layers)})
+        return layout, HostBackend()
 
     def close(self) -> None:
         """End the copies, then the session."""
@@ -103,6 +116,10 @@ class Rank:
         self.memory[:, blocks] = rows.reshape(len(rows), self.shape.layers, -1).transpose(1, 0, 2)
         return blocks
 
+    def poison(self) -> None:
+        """Let no block hold what a restore could bring."""
+        self.memory[...] = oracle.POISON
+
     def check(self, keys: bytes, blocks: Ordinals) -> None:
         """Compare blocks with the oracle; WrongBytes names the first page that differs."""
         rows = self.memory[:, blocks].transpose(1, 0, 2).reshape(len(blocks), -1)
@@ -115,7 +132,14 @@ class Replica:
     """All ranks of one instance and its scheduler session."""
 
     def __init__(
-        self, socket: str, instance: str, shape: Shape | None = None, *, arenas: int = 1, **options: Any
+        self,
+        socket: str,
+        instance: str,
+        shape: Shape | None = None,
+        *,
+        arenas: int = 1,
+        make_rank: Callable[..., Rank] = Rank,
+        **options: Any,
     ) -> None:
         self.instance = instance
         self.shape = shape or Shape()
@@ -124,7 +148,7 @@ class Replica:
             undo.callback(self.close)
             self.scheduler = CacheManagerClient(socket, role=Role.SCHEDULER, name=instance, **options)
             for number in range(self.shape.world):
-                self.ranks.append(Rank(socket, instance, number, self.shape, **options))
+                self.ranks.append(make_rank(socket, instance, number, self.shape, **options))
             for rank in self.ranks:
                 if rank.client.wait_arenas(arenas, COPY_LIMIT_S) < arenas:
                     raise OrbitKVError(f"rank {rank.number} got no arena: {rank.client.closed_because}")
@@ -194,7 +218,7 @@ class Replica:
         transfers = []
         for rank in self.ranks:
             blocks = np.random.default_rng(first + count).permutation(self.shape.blocks)[:count]
-            rank.memory[...] = oracle.POISON
+            rank.poison()
             offsets, offset = located(self.namespace, rank.number, locations)
             plan = CopyPlan(rank.layout, blocks, offsets[first : first + count], offset)
             report = Report(rank, lease, count, first)

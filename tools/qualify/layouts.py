@@ -175,17 +175,14 @@ def extent_bytes(slice_bytes: int) -> int:
     return -(-slice_bytes // UNIT) * UNIT
 
 
-def across_borders(slice_bytes: int, offset: int, arena_bytes: int, border: int) -> Ordinals:
-    """Return the begins of disjoint pages whose slices lie across, before and behind each border in the arena.
+def across_borders(slice_bytes: int, arena_bytes: int, border: int) -> Ordinals:
+    """Return the begins of disjoint pages that lie across, before and behind each border in the arena.
 
-    `offset` is where the slice lies in the page. A border lies at each multiple of `border` bytes.
+    A border lies at each multiple of `border` bytes. It cuts a page at an odd unit, so that it cuts a layer too.
     """
-    extent = extent_bytes(slice_bytes) + offset
-    begins: list[int] = []
-    for at in range(border, arena_bytes, border):
-        inside = (extent - offset) // (2 * UNIT) * UNIT + offset  # a slice of one unit ends at the border
-        first = at - inside
-        begins += [first - extent, first, first + extent]
+    extent = extent_bytes(slice_bytes)
+    before = (3 * extent // (8 * UNIT) | 1) * UNIT
+    begins = [at - before + page * extent for at in range(border, arena_bytes, border) for page in (-1, 0, 1)]
     return np.asarray([begin for begin in begins if 0 <= begin <= arena_bytes - extent], np.int64)
 
 

@@ -82,7 +82,7 @@ class Places:
 def place(pattern: str, shape: Shape, slice_bytes: int, seed: int, arena_bytes: int, border: int) -> Places:
     """Return where the pages of a case lie."""
     if pattern == "borders":
-        begins = layouts.across_borders(slice_bytes, 0, arena_bytes, border)[:PAGES]
+        begins = layouts.across_borders(slice_bytes, arena_bytes, border)[:PAGES]
         blocks = layouts.arrange("scattered", len(begins), shape.blocks, seed)
         return Places(blocks, np.zeros(len(begins), np.int64), begins, 0)
     offset = OFFSET if pattern == "runs" else 0
@@ -112,7 +112,7 @@ def exact_bytes(bench: Bench, name: str, shape: Shape, pattern: str) -> Figures:
             rank.finish([backend.publish(plan, on_done=rank.ignore)])
         for each in arenas:
             rank.compare(f"arena {each.id}", each.view, places.image(each.id, size, slices))
-        blocks = np.roll(places.blocks, 1)
+        blocks = np.roll(places.blocks, 4)  # other blocks, and runs of four stay runs
         with bench.backend(name, target, arenas) as backend:
             half = (len(blocks) + 1) // 2
             parts = [part for part in (slice(0, half), slice(half, None)) if len(blocks[part])]
