@@ -59,9 +59,8 @@ class Memory:
 
     def slices(self, blocks: Sequence[int] | npt.NDArray[np.int64]) -> Bytes:
         """Return each block's slice as it is stored, one row a block."""
-        return np.stack(
-            [np.concatenate([self.part(layer, int(b)).ravel() for layer in range(self.depth)]) for b in blocks]
-        )
+        whole = [rows.reshape(self.blocks, -1)[np.asarray(blocks)] for rows in self.layers]
+        return np.concatenate(whole, axis=1)
 
     def write(self, blocks: npt.NDArray[np.int64], slices: Bytes) -> None:
         """Put slices into blocks, layer after layer."""
@@ -114,7 +113,7 @@ def split_lists(blocks: int, width: int, depth: int = 4, value_width: int | None
 
 LAYOUTS: dict[str, Callable[[int], Memory]] = {
     "layer by layer": lambda blocks: layer_by_layer(blocks, 768),
-    "layer by layer, padded": lambda blocks: layer_by_layer(blocks, 768, padding=256),
+    "layer by layer, padded": lambda blocks: layer_by_layer(blocks, 768, padding=1280),
     "layer by layer, large": lambda blocks: layer_by_layer(blocks, 32 << 10, depth=1),
     "kernel blocks": lambda blocks: kernel_blocks(blocks, 1024),
     "block by block": lambda blocks: block_by_block(blocks, 512),

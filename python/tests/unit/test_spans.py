@@ -200,6 +200,14 @@ def test_a_border_divides_a_run_and_cuts_one_page() -> None:
         assert sorted(operations.sizes.tolist()) == ([100, 668] if step == 2 else [768])
 
 
+def test_pages_that_adjoin_are_not_merged_over_a_border() -> None:
+    memory = block_by_block(40, 1024, depth=4)
+    group = group_of(memory, Host(memory, 40), np.arange(20), np.arange(20))
+    borders = group.hosts[[6, 12]]
+    whole = Spans(Group(memory.layout, group.blocks, group.hosts, borders, True)).whole()
+    assert sorted(whole.sizes.tolist()) == [6 * 4096, 6 * 4096, 8 * 4096]
+
+
 def test_rows_too_far_apart_are_no_run() -> None:
     memory = layer_by_layer(8, 768)
     host = Host(memory, 8)

@@ -77,7 +77,8 @@ def test_a_restore_comes_after_what_still_reads_its_destination(rig: Rig) -> Non
     assert (seen[0] == old).all(), "the copy went before a kernel that was launched earlier"
 
 
-def test_every_stream_of_the_engine_is_a_fence() -> None:
+@pytest.mark.parametrize("early", range(3))
+def test_every_stream_of_the_engine_is_a_fence(early: int) -> None:
     with Rig(held=True, streams=3) as rig:
         plan = rig.plan([3, 4], [1, 2])
         old, seen = rig.held_slices(plan), list[Bytes]()
@@ -86,9 +87,10 @@ def test_every_stream_of_the_engine_is_a_fence() -> None:
             rig.read(plan, seen)
         (restore,) = rig.restore(plan)
         rig.handed()
-        rig.driver.first = (rig.load,)
+        rig.driver.first = (rig.engine.streams[early], rig.load)
         rig.driver.go()
         assert restore.wait_all(LIMIT_S)
+        assert len(seen) == 3, "the copy went before a stream that might read its destination"
         assert all((each == old).all() for each in seen)
 
 

@@ -19,6 +19,7 @@ from orbitkv.transfer import (
     CopyPlan,
     Restore,
     Transfer,
+    _device,
     _publishes,
     choose_backend,
     make_backend,
@@ -168,6 +169,28 @@ def test_a_device_that_breaks_leaves_no_end_and_ends_the_engine(rig: Rig, kind: 
     assert not any(each in rig.ended for each in lost), "its extents would be used again"
     assert rig.driver.registered, "the device may still use the arena"
     assert queued.done or not queued.layer_ready(0)
+
+
+def test_a_fault_seen_in_one_direction_leaves_no_end_in_the_other(rig: Rig) -> None:
+    """After a fault no event of the device says anything any more, even one that passes."""
+    stop = Stop()
+    rig.mover.before = lambda call, _, __: stop.here() if call == "pages" else None
+    publish = rig.publish(rig.plan([3], [1]))
+    assert stop.reached.wait(LIMIT_S)
+    (restore,) = rig.restore(rig.plan([4], [2]))
+    rig.handed()
+    rig.driver.until(lambda: rig.driver.calls[-1][:2] == ("orbitkv-restored", "synchronize"), "the watcher waits")
+    rig.driver.fail("synchronize")
+    stop.go.set()
+    with pytest.raises(EngineFault, match="a publish of 1 pages ran"):
+        publish.wait_all(LIMIT_S)
+    rig.driver.go()
+    with pytest.raises(EngineFault, match="a publish of 1 pages ran"):
+        restore.wait_all(LIMIT_S)
+    rig.backend.close()
+    assert not rig.ended
+    assert rig.driver.registered, "the device may still use the arena"
+    assert _device.KEPT[-1].fault is not None, "nor is its memory unmapped when the backend goes"
 
 
 def test_what_waits_when_the_device_breaks_fails_cleanly(rig: Rig) -> None:
