@@ -1,4 +1,4 @@
-"""The benchmark of the transfer backends, on a device that is this process's memory."""
+"""The benchmark of the transfer backends, without a device: on fakes that copy this process's memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bench.transfer import ORDERS, PUBLISH, RESTORE, Prefix, Shape, table
+from harness.device import FakeDriver
 from harness.immediate import ImmediateDriver
 from orbitkv.transfer._driver import Addresses
 
@@ -42,6 +43,15 @@ def test_every_row_is_measured_in_both_orders() -> None:
     assert not driver.registered
     assert not driver.allocated
     assert not driver.handles
+
+
+def test_it_waits_for_whatever_it_looks_at() -> None:
+    with FakeDriver(seed=6) as driver:  # Nothing moves when it is submitted, and targets are poisoned meanwhile.
+        driver.bind()
+        rows = table(driver, ["direct"], [SHAPE], 1)
+        assert all(len(row.seconds) == 2 for row in rows)
+        assert driver.violations == []
+        assert not driver.registered
 
 
 @pytest.mark.parametrize(("into_device", "says"), [(True, "restored wrong bytes"), (False, "published wrong bytes")])
