@@ -62,7 +62,8 @@ class Cycle:
 
     number: int
     moment: float  # of the kill, as a share of what a whole copy takes
-    progress: float  # how much had been copied when the pidfd fired
+    at_kill: float  # how much had been copied when the child was killed
+    at_death: float  # how much when its pidfd fired
     early_words: int  # planted words that changed before the whole arena was filled
     late_bytes: int  # bytes that changed after it was
     first_changed: int
@@ -71,8 +72,8 @@ class Cycle:
 
     @property
     def in_copy(self) -> bool:
-        """Return whether the kill hit the copy in its middle: a part had arrived, and a part had not."""
-        return 0.0 < self.progress < 1.0
+        """Return whether the kill hit the copy: it had been submitted, and not all of it had arrived."""
+        return self.at_kill < 1.0
 
     @property
     def changed(self) -> bool:
@@ -112,15 +113,15 @@ class Slot:
         guard = threading.Timer(CHILD_SECONDS, child.kill)
         guard.start()
         try:
-            killed = self._kill_in_copy(child, moment)
+            at_kill, dead = self._kill_in_copy(child, moment)
         finally:
             guard.cancel()
             child.kill()
             child.communicate()
-        return self._inspect(number, moment, killed, settle)
+        return self._inspect(number, moment, at_kill, dead, settle)
 
-    def _kill_in_copy(self, child: subprocess.Popen[str], moment: float) -> float:
-        """Return when the child's pidfd fired, in seconds of time.monotonic."""
+    def _kill_in_copy(self, child: subprocess.Popen[str], moment: float) -> tuple[float, float]:
+        """Return how much was copied at the kill, and when the child's pidfd fired, in seconds of time.monotonic."""
         whole_seconds = float(heard(child, "ready"))
         if not bool((planted(self.words) == PATTERN).all()):
             raise RuntimeError("the child's rehearsal left words that no copy reached: nothing can be said by it")
@@ -132,27 +133,28 @@ class Slot:
         try:
             heard(child, "copying")
             time.sleep(moment * whole_seconds)
+            at_kill = float((planted(self.words) == PATTERN).mean())
             child.kill()
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
             if not poll.poll(CHILD_SECONDS * 1e3):
                 raise RuntimeError(f"process {child.pid} is not dead {CHILD_SECONDS:g} s after SIGKILL")
-            return time.monotonic()
+            return at_kill, time.monotonic()
         finally:
             os.close(pidfd)
 
-    def _inspect(self, number: int, moment: float, dead: float, settle: Callable[[], object]) -> Cycle:
+    def _inspect(self, number: int, moment: float, at_kill: float, dead: float, settle: Callable[[], object]) -> Cycle:
         places = planted(self.words)
         seen = places.copy()
         places.fill(CANARY)
         planting = time.monotonic()
-        progress = float((seen == PATTERN).mean())
-        early, first = fill(self.words, progress)
+        at_death = float((seen == PATTERN).mean())
+        early, first = fill(self.words, at_death)
         filled = time.monotonic()
         settle()
         late, first_late = changed_bytes(self.words)
         first = min((at for at in (first, first_late) if at >= 0), default=-1)
-        return Cycle(number, moment, progress, early, late, first, planting - dead, filled - planting)
+        return Cycle(number, moment, at_kill, at_death, early, late, first, planting - dead, filled - planting)
 
 
 def planted(words: Words) -> Words:
@@ -277,7 +279,7 @@ def line(c: Cycle) -> str:
     verdict = f"CHANGED from byte {c.first_changed}" if c.changed else "unchanged"
     words = [
         f"{c.number:>5}  killed at {c.moment:>4.0%}",
-        f"copied {c.progress:>6.1%}",
+        f"copied {c.at_kill:>6.1%}, and {c.at_death:>6.1%} when it was dead",
         f"planted in {c.plant_seconds * 1e3:>6.1f} ms",
         f"filled in {c.fill_seconds:>5.2f} s",
         f"{c.early_words} early words, {c.late_bytes} late bytes",
@@ -295,7 +297,9 @@ def summary(cycles: Sequence[Cycle]) -> dict[str, object]:
         "changed_cycles": sum(c.changed for c in cycles),
         "early_words": sum(c.early_words for c in cycles),
         "late_bytes": sum(c.late_bytes for c in cycles),
-        "progress_median": round(statistics.median(c.progress for c in cycles), 4),
+        "unfinished_at_death": sum(c.at_death < 1.0 for c in cycles),
+        "at_kill_median": round(statistics.median(c.at_kill for c in cycles), 4),
+        "at_death_median": round(statistics.median(c.at_death for c in cycles), 4),
         "plant_ms_median": round(statistics.median(c.plant_seconds for c in cycles) * 1e3, 2),
         "plant_ms_max": round(max(c.plant_seconds for c in cycles) * 1e3, 2),
         "fill_s_median": round(statistics.median(c.fill_seconds for c in cycles), 3),

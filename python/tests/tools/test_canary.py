@@ -50,7 +50,7 @@ memory[: size // 2] = b"\\xa5" * (size // 2)
 print("copying" if mode != "mute" else "done", flush=True)
 sys.stdin.readline()
 """
-CYCLE = Cycle(0, 0.5, 0.5, 0, 0, -1, 0.01, 0.5)
+CYCLE = Cycle(0, 0.5, 0.5, 0.75, 0, 0, -1, 0.01, 0.5)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_writer_that_dies_with_its_process_changes_nothing(script: str) -> Non
     cycles = run(5, slots, 1, lambda: None)
     assert [c.number for c in cycles] == [0, 1, 2, 3, 4]
     assert len({c.moment for c in cycles}) == 5
-    assert [c.progress for c in cycles] == [0.5] * 5
+    assert [(c.at_kill, c.at_death) for c in cycles] == [(0.5, 0.5)] * 5
     assert not any(c.changed for c in cycles)
     assert all(bool((each.words == CANARY).all()) for each in slots)
     for each in slots:
@@ -118,10 +118,10 @@ def test_single_bytes_are_counted(words: Words) -> None:
 
 
 def test_what_the_cycles_come_to() -> None:
-    done = [CYCLE, replace(CYCLE, progress=1.0), replace(CYCLE, progress=0.25, late_bytes=3)]
+    done = [CYCLE, replace(CYCLE, at_kill=1.0, at_death=1.0), replace(CYCLE, at_kill=0.25, late_bytes=3)]
     found = summary(done)
     assert (found["cycles"], found["killed_in_copy"], found["changed_cycles"], found["late_bytes"]) == (3, 2, 1, 3)
-    assert found["progress_median"] == 0.5
+    assert (found["at_kill_median"], found["at_death_median"], found["unfinished_at_death"]) == (0.5, 0.75, 2)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_the_cycles_come_to() -> None:
         ([CYCLE], True, True),
         ([CYCLE], False, False),
         ([replace(CYCLE, early_words=1)], True, False),
-        ([replace(CYCLE, progress=1.0)], True, False),  # Nothing was killed in the middle: nothing was shown.
+        ([replace(CYCLE, at_kill=1.0)], True, False),  # Nothing was killed in its copy: nothing was shown.
     ],
 )
 def test_it_passes_only_when_it_could_have_failed(cycles: list[Cycle], back: bool, expected: bool) -> None:
