@@ -69,7 +69,7 @@ def crossings(operations: Operations, borders: npt.NDArray[np.uint64], restore: 
     return int((np.searchsorted(at, begin, "right") != np.searchsorted(at, end, "left")).sum())
 
 
-@pytest.mark.parametrize("count", [0, 3, 200])
+@pytest.mark.parametrize("count", [0, 60])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_restore_moves_exactly_the_bytes_step_by_step(name: str, order: str, count: int) -> None:
@@ -97,7 +97,7 @@ def test_a_restore_moves_exactly_the_bytes_step_by_step(name: str, order: str, c
     assert (restored == memory.memory).all(), "bytes between blocks changed"
 
 
-@pytest.mark.parametrize("count", [0, 3, 200])
+@pytest.mark.parametrize("count", [0, 60])
 @pytest.mark.parametrize("order", [name for name in ORDERS if name != "one place for all"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_publish_moves_exactly_the_bytes_page_by_page(name: str, order: str, count: int) -> None:
@@ -123,7 +123,7 @@ def test_a_publish_moves_exactly_the_bytes_page_by_page(name: str, order: str, c
 def test_random_groups_move_exactly_the_bytes() -> None:
     """Anything that the orders above do not think of: pages of several runs, spacings, repeats of a place."""
     small = [name for name in LAYOUTS if "large" not in name]
-    for seed in range(100):
+    for seed in range(60):
         rng = np.random.default_rng(seed)
         memory = LAYOUTS[small[int(rng.integers(len(small)))]](BLOCKS)
         memory.fill(seed)

@@ -13,6 +13,7 @@ import pytest
 from harness.device import HIGHEST, LIMIT_S, LOWEST
 from harness.device_rig import BLOCKS, Rig, Stop
 from harness.kv import LAYOUTS, UNIT
+from harness.manager import eventually
 from orbitkv.errors import TransferError
 from orbitkv.transfer import Transfer, _common, _publishes, _restores
 from orbitkv.transfer._mover import Group
@@ -194,6 +195,25 @@ def test_a_newer_fence_is_not_before_the_steps_of_an_older_group(rig: Rig) -> No
     rig.driver.go()
     assert first.wait_all(LIMIT_S)
     assert second.wait_all(LIMIT_S)
+
+
+def test_the_watcher_learns_of_a_group_that_is_begun_later_than_it_was_submitted(rig: Rig) -> None:
+    restores, changed = rig.backend._restores, rig.backend._common.changed
+    stop, next_group = Stop(), restores._next
+
+    def late() -> object:
+        stop.here()
+        return next_group()
+
+    rig.driver.go()
+    setattr(restores, "_next", late)  # noqa: B010 - the thread's next turn, not the one that it is in
+    assert rig.restore(rig.plan([3], [1]))[0].wait_all(LIMIT_S)
+    assert stop.reached.wait(LIMIT_S)
+    (restore,) = rig.restore(rig.plan([4], [2]))
+    # The watcher was told of the submission, found nothing begun and waits again, as the publishing thread does.
+    eventually(lambda: len(getattr(changed, "_waiters")) == 2, "both other threads wait")  # noqa: B009
+    stop.go.set()
+    assert restore.wait_all(LIMIT_S)
 
 
 def test_copies_have_the_highest_and_the_lowest_priority(rig: Rig) -> None:
