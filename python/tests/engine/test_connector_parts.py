@@ -23,6 +23,7 @@ from orbitkv.transfer import DIGEST_BYTES, is_verified
 from orbitkv.vllm import OrbitKVConnector, connector, engine
 from orbitkv.vllm.metrics import OrbitKVPromMetrics, OrbitKVStats
 from orbitkv.vllm.tensors import engine_layers, forward_order
+from orbitkv.vllm.worker import EngineLayers
 
 BLOCKS, HEADS, TOKENS, HEAD_BYTES = 6, 2, 32, 128
 
@@ -240,29 +241,55 @@ def test_a_context_of_vllm_has_what_the_hooks_are_told_by() -> None:
     assert {"attn_metadata", "cudagraph_runtime_mode"} <= fields
 
 
+class IndexerCache:
+    """A cached layer that is no attention, like the indexer of a sparse one."""
+
+
+def with_modules(kind: str, **changes: Any) -> tuple[SimpleNamespace, EngineLayers]:
+    """Return a configuration whose cached layers are modules of a kind, except for the last, which is an attention."""
+    from vllm.model_executor.layers import attention
+
+    layers = engine_layers(tensors(), BLOCKS)
+    modules: dict[str, object] = {name: object.__new__(getattr(attention, kind, IndexerCache)) for name in layers.index}
+    modules[list(modules)[-1]] = object.__new__(attention.Attention)
+    settings = config(**changes)
+    settings.compilation_config = SimpleNamespace(static_forward_context=modules)
+    return settings, layers
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, while vLLM's layers are imported
 @pytest.mark.parametrize(
-    ("method", "has"),
-    [("eagle3", True), ("mtp", True), ("draft_model", True), ("new", True), ("ngram", False), ("suffix", False)],
+    ("kind", "each"),
+    [("Attention", True), ("MLAAttention", True), ("ChunkedLocalAttention", True), ("an indexer", False)],
 )
-def test_a_drafter_with_cached_layers_is_told_by_its_method(method: str, has: bool) -> None:
-    assert not engine.has_drafter(config())
-    assert engine.has_drafter(config(speculative=SimpleNamespace(method=method))) is has
+def test_a_layer_whose_cache_no_hook_names_is_not_waited_for_by_layer(kind: str, each: bool) -> None:
+    assert engine.waits_by_layer(*with_modules(kind)) is each
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("method", "each"),
+    [("eagle3", False), ("mtp", False), ("draft_model", False), ("new", False), ("ngram", True), ("suffix", True)],
+)
+def test_a_drafter_with_cached_layers_is_told_by_its_method(method: str, each: bool) -> None:
+    speculative = SimpleNamespace(method=method)
+    assert engine.waits_by_layer(*with_modules("Attention", speculative=speculative)) is each
 
 
 @pytest.mark.parametrize(
-    ("mode", "drafter", "hooks"),
+    ("mode", "by_layer", "hooks"),
     [
-        (CUDAGraphMode.PIECEWISE, False, True),
-        (CUDAGraphMode.FULL, False, False),
-        (CUDAGraphMode.PIECEWISE, True, False),
+        (CUDAGraphMode.PIECEWISE, True, True),
+        (CUDAGraphMode.FULL, True, False),
+        (CUDAGraphMode.PIECEWISE, False, False),
     ],
 )
-def test_a_step_hears_whether_its_hooks_run(mode: CUDAGraphMode, drafter: bool, hooks: bool) -> None:
+def test_a_step_hears_whether_its_hooks_run(mode: CUDAGraphMode, by_layer: bool, hooks: bool) -> None:
     heard: list[tuple[Any, bool]] = []
     plan = object()
     made = object.__new__(OrbitKVConnector)
     made.__dict__["_connector_metadata"] = SimpleNamespace(plan=plan)
-    made._drafter = drafter
+    made._by_layer = by_layer
     made._worker = SimpleNamespace(start=lambda plan, hooks: heard.append((plan, hooks)))  # type: ignore[assignment]
     made.start_load_kv(context(V1, mode))
     assert heard == [(plan, hooks)]

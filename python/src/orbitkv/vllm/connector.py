@@ -85,7 +85,6 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
             log.warning("OrbitKV gives this engine no external hits: %s", self._unsupported)
         if role is KVConnectorRole.WORKER and not self._unsupported:
             self._place = engine.place_of_rank(vllm_config, kv_cache_config)
-            self._drafter = engine.has_drafter(vllm_config)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -102,6 +101,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
         layers = engine_layers(kv_caches, self._kv_cache_config.num_blocks, verify=bool(self._settings.verify))
         facts = engine.namespace_facts(self._vllm_config, self._kv_cache_config, layers)
+        self._by_layer = engine.waits_by_layer(self._vllm_config, layers)
         place = self._place if layers.site is None else replace(self._place, numa=layers.site.numa)
         self._worker = WorkerSide(self._settings, place, layers, facts, self._timeline)
         self._worker.begin()
@@ -114,7 +114,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Submit the step's restores; a step whose forward runs no layer hooks comes after them as a whole."""
         if self._worker is not None:
-            self._worker.start(self._plan(), hooks=not self._drafter and engine.runs_hooks(forward_context))
+            self._worker.start(self._plan(), hooks=self._by_layer and engine.runs_hooks(forward_context))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Hold the forward until the layer's restored bytes are in place."""

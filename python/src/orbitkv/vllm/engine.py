@@ -89,14 +89,21 @@ def geometry_of(config: Any) -> Geometry:
     return Geometry(config.cache_config.block_size, config.parallel_config.world_size, volatile)
 
 
-def has_drafter(config: Any) -> bool:
-    """Return whether a drafter has cached layers of its own.
+def waits_by_layer(config: Any, layers: EngineLayers) -> bool:
+    """Return whether each cached layer has a hook that comes before everything that reads the layer.
 
-    Its forward is apart from the target's and may replay a graph of its own, and one of vLLM's two runners runs it
-    after the step's end, the other before. So its hooks do not say when its layers are read.
+    The indexer of a sparse attention has a cache of its own and no hook. A drafter's forward is apart from the target's
+    and may replay a graph of its own, after the step's end under one of vLLM's two runners and before it under the
+    other.
     """
     speculative = config.speculative_config
-    return speculative is not None and speculative.method not in DRAFTS_WITHOUT_KV
+    if speculative is not None and speculative.method not in DRAFTS_WITHOUT_KV:
+        return False
+    # A worker has imported its layers long ago; a scheduler's process, which asks nothing here, never does.
+    from vllm.model_executor.layers.attention import Attention, MLAAttention
+
+    modules: Mapping[str, Any] = config.compilation_config.static_forward_context
+    return all(isinstance(modules.get(name), Attention | MLAAttention) for name in layers.index)
 
 
 def runs_hooks(forward_context: Any) -> bool:
