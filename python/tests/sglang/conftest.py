@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,3 +29,24 @@ def rig(orbitkv_binary: Path, tmp_path_factory: pytest.TempPathFactory, engines:
     # The engines end first, and the Manager ends although an engine does not.
     with closing(SglangRig(orbitkv_binary, tmp_path_factory.mktemp("rig"), engines)) as rig, closing(engines):
         yield rig
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a model that has weights."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("ORBITKV_MODEL_FINGERPRINT", raising=False)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"w" * 100)
+    return folder
+
+
+@pytest.fixture
+def context(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Return a function that makes what SGLang hands to a factory; see `harness.sglang_parts.contexts`."""
+    from harness.sglang_parts import contexts
+
+    monkeypatch.setenv("ORBITKV_SOCKET", str(tmp_path / "absent.sock"))
+    with contexts(model) as make:
+        yield make

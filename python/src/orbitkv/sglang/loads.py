@@ -383,17 +383,12 @@ class Loads:
 
 
 def groups_of(batch: list[Load], page_bytes: int) -> list[list[Load]]:
-    """Cut a batch into groups that may be in flight, each of one session's restores and none of them empty."""
+    """Cut a batch, which is one session's since one pass promised it, into groups that may be in flight."""
     groups: list[list[Load]] = []
     pages = 0
     for load in batch:
         last = groups[-1] if groups else []
-        if (
-            not last
-            or len(last) >= IN_FLIGHT_MAX
-            or (pages + len(load.pages)) * page_bytes > IN_FLIGHT_BYTES_MAX
-            or load.attachment is not last[0].attachment
-        ):
+        if not last or len(last) >= IN_FLIGHT_MAX or (pages + len(load.pages)) * page_bytes > IN_FLIGHT_BYTES_MAX:
             groups.append([])
             pages = 0
         groups[-1].append(load)

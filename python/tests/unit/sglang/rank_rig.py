@@ -14,6 +14,7 @@ from python.tests.unit.sglang.offload_rig import FakeAttachment, HeldBackend, pa
 from harness.fakes import PAGE_BYTES, Clock, FakeClient, FakeLease, FakeTensors, keys_of
 from orbitkv.adapter.attachment import RankPlace
 from orbitkv.adapter.copies import Copies
+from orbitkv.adapter.golden import GoldenResult
 from orbitkv.adapter.link import Link
 from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import read_settings
@@ -24,7 +25,7 @@ from orbitkv.sglang.loads import Load, Loads
 from orbitkv.sglang.proof import ProvenAttachment
 from orbitkv.sglang.rank import EngineTensors, RankSide
 from orbitkv.timeline import Timeline
-from orbitkv.transfer import STALL_SECONDS, CopyPlan, KVLayout, Restore, Transfer, TransferBackend
+from orbitkv.transfer import STALL_SECONDS, CopyPlan, DeviceSite, KVLayout, Restore, Transfer, TransferBackend
 
 BLOCKS = 64
 LAYERS = 4
@@ -119,6 +120,7 @@ class RankAttachment(FakeAttachment):
     def __init__(self, incarnation: bytes, backend: TransferBackend) -> None:
         super().__init__(incarnation, backend)
         self.alive = self.attached = self.proven = True
+        self.result = GoldenResult.PASSED
 
     def restored(self, lease: int, ok: bool, ranges: Sequence[tuple[int, int]]) -> None:
         """Note the end of a restore."""
@@ -146,6 +148,7 @@ class LoadRig:
         *,
         device: bool = False,
         layers_ask: bool = True,
+        current: Callable[[], int] | None = None,
         **keys: object,
     ) -> None:
         self.stream = 7  # the engine's that is current
@@ -163,7 +166,7 @@ class LoadRig:
         layout = stepped(self.tensors.layout, steps)
         self.steps = len(layout.steps)
         copies = Copies(settings, place, layout, self.tensors, timeline, self.stats, self.clock)
-        self.loads = Loads(copies, timeline, lambda: self.stream, layers_ask, self.clock)
+        self.loads = Loads(copies, timeline, current or (lambda: self.stream), layers_ask, self.clock)
         self._ids = itertools.count(1)
         self._blocks = itertools.cycle(range(1, BLOCKS))
 
@@ -201,7 +204,7 @@ class LoadRig:
 class RankRig:
     """One rank whose sessions the test makes and breaks."""
 
-    def __init__(self, **keys: object) -> None:
+    def __init__(self, site: DeviceSite | None = None, **keys: object) -> None:
         self.clock = Clock()
         self.held = HeldCopies()
         self.tensors = FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES)
@@ -209,7 +212,7 @@ class RankRig:
         self.client.budget_bytes = 1 << 30
         self.attachment = RankAttachment(LIFE_1, cast(TransferBackend, self.held))
         settings = read_settings({f"orbitkv.{key}": value for key, value in keys.items()}, {})
-        tensors = EngineTensors(self.tensors.layout, self.tensors)
+        tensors = EngineTensors(self.tensors.layout, self.tensors, site)
         place = RankPlace("engine-1", 0, 1)
         self.side = RankSide(settings, place, tensors, {}, Timeline("test", False), clock=self.clock)
         self.side._scheduler = Link("scheduler", self._session, exchange=self.side._exchange)
