@@ -13,8 +13,8 @@ var foreignFlags = map[string]string{
 	"block-size": "vLLM", "kv-transfer-config": "vLLM", "max-model-len": "vLLM", "model": "vLLM", "num-gpu-blocks-override": "vLLM",
 	"prefix-caching-hash-algo": "vLLM", "tensor-parallel-size": "vLLM", "enforce-eager": "vLLM", "max-num-seqs": "vLLM",
 	"model-path": "SGLang", "page-size": "SGLang", "radix-cache-backend": "SGLang", "enable-unified-cache-external-linker": "SGLang",
-	"enable-hierarchical-cache": "SGLang", "disable-radix-cache": "SGLang", "tp-size": "SGLang", "lora-paths": "SGLang", "sleep-on-idle": "SGLang",
-	"device": "SGLang", "disable-cuda-graph": "SGLang", "attention-backend": "SGLang", "sampling-backend": "SGLang", "enable-metrics": "SGLang", "python": "uv",
+	"enable-hierarchical-cache": "SGLang", "hicache-io-backend": "SGLang", "disable-radix-cache": "SGLang", "tp-size": "SGLang", "lora-paths": "SGLang", "sleep-on-idle": "SGLang",
+	"device": "SGLang", "disable-cuda-graph": "SGLang", "attention-backend": "SGLang", "cuda-graph-backend-prefill": "SGLang", "sampling-backend": "SGLang", "enable-metrics": "SGLang", "python": "uv",
 	"ipc": "docker", "pid": "docker", "shm-size": "docker", "user": "docker", "volume": "docker", "gpus": "docker", "ulimit": "docker",
 	"engine": "demo/run", "keep-logs": "demo/run", "plain": "demo/run", "no-deps": "pip", "target": "pip",
 }
