@@ -117,12 +117,6 @@ class FakeDriver:
                 pass
             return sum(map(len, self._queues.values()))
 
-    def wait(self, stream: int, event: int) -> None:
-        """See Driver.wait."""
-        with self._call("wait", stream):
-            target = self._recorded.get(event, 0)
-            self._put(stream, Work("wait", lambda: self._passed.get(event, 0) >= target))
-
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until a condition of the driver holds."""
         with self.changed:
@@ -234,6 +228,12 @@ class FakeDriver:
                 self._passed[event] = max(self._passed.get(event, 0), number)
 
             self._put(stream, Work("record", action=passed))
+
+    def wait(self, stream: int, event: int) -> None:
+        """See Driver.wait."""
+        with self._call("wait", stream):
+            target = self._recorded.get(event, 0)
+            self._put(stream, Work("wait", lambda: self._passed.get(event, 0) >= target))
 
     def synchronize(self, event: int) -> None:
         """See Driver.synchronize."""
