@@ -134,13 +134,26 @@ def test_a_row_that_did_not_arrive_is_found(number: int) -> None:
 def test_a_page_that_no_kernel_reached_is_wrong() -> None:
     rig = Rig([256])
     rig.publish()
-    _, verifier = rig.movers(rig.target)
-    group = rig.pages.group(rig.target.layout, TARGETS, restore=True)
-    for _ in range(2):  # The second time the memory of the first one's table is used again.
+    _, verifier = rig.movers(rig.source)
+    group = rig.pages.group(rig.source.layout, BLOCKS, restore=True)
+    for reached in (False, True, False):  # The last time where the group before it was found to be right.
         checked = verifier.prepare(group)
-        assert verifier.result(checked).tolist() == [0, 1, 2, 3]
+        if reached:
+            verifier.after_restore(checked, rig.stream)
+        assert verifier.result(checked).tolist() == ([] if reached else [0, 1, 2, 3])
         verifier.release(checked)
-        assert rig.restore() == []
+
+
+def test_groups_that_run_together_have_results_of_their_own() -> None:
+    rig = Rig([256])
+    rig.publish()
+    rig.source.tensors[0].rows[BLOCKS[3], 5] ^= 1
+    _, verifier = rig.movers(rig.source)
+    both = [rig.pages.group(rig.source.layout, blocks, restore=True) for blocks in (BLOCKS[:2], BLOCKS[2:])]
+    checks = [verifier.prepare(group) for group in both]
+    for checked in reversed(checks):
+        verifier.after_restore(checked, rig.stream)
+    assert [verifier.result(checked).tolist() for checked in checks] == [[], [1]]
 
 
 def test_a_layout_without_digests_is_refused() -> None:

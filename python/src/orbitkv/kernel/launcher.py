@@ -19,7 +19,7 @@ class Launcher:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._streams: dict[int, Any] = {}  # one entry for each stream of the backend
+        self._streams: dict[int, Any] = {}  # by handle: those of the backend, and one that warmed up
 
     def launch(self, kernel: Any, programs: int, stream: int, *arguments: int, **constants: Any) -> None:
         """Hand one launch to a stream. DeviceError when it is refused; it is then unknown whether it was taken."""
