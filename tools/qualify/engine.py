@@ -204,14 +204,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--prompts", type=int, default=0, help="prompts that are asked singly (default: by device)")
     found.add_argument("--block-size", type=int, default=0, help="tokens of a page (default: by device)")
     found.add_argument("--device-blocks", type=int, default=0, help="blocks of the engine (default: by the prompts)")
-    found.add_argument(
-        "--evict", choices=("pressure", "reset"), default="pressure", help="how prompts leave the device"
-    )
+    found.add_argument("--evict", choices=("pressure", "reset"), default="pressure", help="how a device loses prompts")
     found.add_argument("--max-num-batched-tokens", type=int, default=0, help="tokens of one step (default: by device)")
     found.add_argument("--eager", action="store_true", help="no compilation and no graphs")
-    found.add_argument(
-        "--runner", choices=("v1", "v2"), default="", help="vLLM's model runner (default: its own choice)"
-    )
+    found.add_argument("--runner", choices=("v1", "v2"), default="", help="vLLM's model runner (default: it chooses)")
     found.add_argument("--async-scheduling", choices=("on", "off"), default="", help="(default: vLLM's own choice)")
     found.add_argument("--transfer-backend", choices=("auto", "direct", "kernel", "host"), default="")
     found.add_argument("--verify", choices=("gpu",), default="", help="who checks restored pages")

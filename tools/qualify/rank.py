@@ -7,6 +7,7 @@ runs without streams: every operation has ended when its call returns.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import time
@@ -159,6 +160,12 @@ def arena(number: int, size: int) -> Iterator[Arena]:
     view: oracle.Bytes = np.frombuffer(mapping, np.uint8)
     view[...] = oracle.POISON
     yield Arena(number, -1, size, view)
+
+
+@functools.lru_cache(maxsize=4)
+def contents(seed: int, pages: int, slice_bytes: int) -> oracle.Bytes:
+    """Return the slices of the first pages of a prefix, one row a page; nobody may write into them."""
+    return oracle.slices(oracle.prefix(seed, pages), 0, slice_bytes)
 
 
 def upload(slices: oracle.Bytes, device: str) -> Any:

@@ -26,7 +26,7 @@ from qualify.report import Figures, Wrong
 PROMPTS = 3
 OUTPUT_TOKENS = 8
 FRESH = 1 << 21  # seeds above it are of prompts that are new
-AFTER_KILL = 6  # answers that are waited for after a Manager was killed
+AFTER_KILL = 2  # rounds of answers that are waited for after a Manager was killed
 HOST_DELAY_US = 20_000  # a layer of the host backend: on a CPU the copies would be over before they are seen
 DEVICE_PROMPTS = 2.5  # prompts that the device holds
 

@@ -31,6 +31,7 @@ BLOCKS = 80
 PAGES = 40
 OFFSET = 8192  # of a rank's slice in its page, where it is not the first
 SMALL_ARENA = 64 << 20
+UNUSED_ARENA = 1 << 20  # one in which a case has no page
 MARGIN = 8 << 20  # behind the last border in an arena that has some
 LAYERS = {"cpu": 3, "cuda": 6}
 BACKENDS = {"cpu": ("host",), "cuda": ("direct", "kernel")}
@@ -101,17 +102,17 @@ def exact_bytes(bench: Bench, name: str, shape: Shape, pattern: str) -> Figures:
     size = border * 2 + MARGIN if pattern == "borders" else min(SMALL_ARENA, 4 * PAGES * slice_bytes)
     size = layouts.extent_bytes(size)
     places = place(pattern, shape, slice_bytes, bench.seed, size, border)
-    slices = oracle.slices(oracle.prefix(bench.seed, len(places.blocks)), 0, slice_bytes)
+    slices = rank.contents(bench.seed, len(places.blocks), slice_bytes)
     device_slices = rank.upload(slices, bench.device)
     for layer in range(len(shape.tensors)):
         source.put(layer, rank.index(places.blocks, bench.device), device_slices)
-    with rank.arena(0, size) as first, rank.arena(1, size) as second:
+    with rank.arena(0, size) as first, rank.arena(1, size if places.arenas.any() else UNUSED_ARENA) as second:
         arenas = [first, second]
         with bench.backend(name, source, arenas) as backend:
             plan = rank.plan_of(source, places.blocks, places.locations(), places.offset)
             rank.finish([backend.publish(plan, on_done=rank.ignore)])
         for each in arenas:
-            rank.compare(f"arena {each.id}", each.view, places.image(each.id, size, slices))
+            rank.compare(f"arena {each.id}", each.view, places.image(each.id, each.bytes, slices))
         blocks = np.roll(places.blocks, 4)  # other blocks, and runs of four stay runs
         with bench.backend(name, target, arenas) as backend:
             half = (len(blocks) + 1) // 2
@@ -134,7 +135,7 @@ def equal_bytes(bench: Bench, shape: Shape) -> Figures:
         size = layouts.extent_bytes(4 * PAGES * slice_bytes)
         places = place("scattered", shape, slice_bytes, bench.seed, size, size)
         half = len(places.blocks) // 2
-        slices = oracle.slices(oracle.prefix(bench.seed, half), 0, slice_bytes)
+        slices = rank.contents(bench.seed, half, slice_bytes)
         content = rank.upload(slices, bench.device)
         for layer in range(len(shape.tensors)):
             memory.put(layer, rank.index(places.blocks[:half], bench.device), content)
