@@ -46,7 +46,8 @@ ODD = [1, 3, 6, 12, 999, 1004, 2050, 4100, 8200, 20000, 65544, 262136]
 LAYERS = [[8], [8192, 8192], [20000, 24], [1004, 20], [2050, 6], [999, 1, 4097]]
 LARGE_LAYERS = [65536] * 36
 RATE_PIECES = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10]
-RATE_BYTES = 256 << 20  # moved or read by one launch whose time is taken
+RATE_BYTES = GIB  # moved or read by what is timed
+RATE_LAYERS = 36
 RATE_ROUNDS = 7
 BLOCKS, PAGES = 23, 9  # small enough for whole memories to be compared, and no power of two
 
@@ -286,26 +287,34 @@ def digests(bench: Bench, widths: Sequence[int]) -> Figures:
 
 
 def rates(bench: Bench, piece: int) -> Figures:
-    """Take the time of one launch over RATE_BYTES in each direction, and of the digests of as much."""
-    blocks = RATE_BYTES // piece
-    memory = Memory(bench, [piece], blocks, bench.seed)
+    """Take the time of pages as large as an engine's: out by one launch, back step by step, and their digests."""
+    pages = RATE_BYTES // (RATE_LAYERS * piece)
+    memory = Memory(bench, [piece] * RATE_LAYERS, pages, bench.seed)
+    moved = pages * memory.layout.slice_bytes
     extent = extent_of(memory.layout)
-    order = chosen(bench.seed, blocks, blocks)
-    begins = [at * extent for at in chosen(bench.seed + 1, blocks, blocks)]
-    figures: dict[str, Any] = {"piece_bytes": piece, "bytes": blocks * piece}
-    with bench.arena(blocks * extent) as arena, bench.mover(memory) as mover, bench.verifier(memory) as verifier:
-        groups = [group_of(memory, order, arena, begins, restore=restore) for restore in (False, True)]
-        for name, group in zip(("to_host", "to_device"), groups, strict=True):
-            prepared = mover.prepare(group)
-            device, call = bench.seconds(partial(mover.submit_step, prepared, 0, bench.stream))
-            mover.release(prepared)
-            figures[f"{name}_gb_s"] = round(blocks * piece / device / 1e9, 2)
+    order = chosen(bench.seed, pages, pages)
+    begins = [at * extent for at in chosen(bench.seed + 1, pages, pages)]
+    figures: dict[str, Any] = {"piece_bytes": piece, "pages": pages, "layers": RATE_LAYERS, "bytes": moved}
+    with bench.arena(pages * extent) as arena, bench.mover(memory) as mover, bench.verifier(memory) as verifier:
+        outward, inward = (group_of(memory, order, arena, begins, restore=restore) for restore in (False, True))
+        out, back, checked = mover.prepare(outward), mover.prepare(inward), verifier.prepare(inward)
+
+        def step_by_step() -> None:
+            for step in range(len(memory.layout.steps)):
+                mover.submit_step(back, step, bench.stream)
+
+        works: dict[str, Callable[[], object]] = {
+            "to_host": partial(mover.submit_pages, out, 0, pages, bench.stream),
+            "to_device": step_by_step,
+            "digest": partial(verifier.after_restore, checked, bench.stream),
+        }
+        for name, work in works.items():
+            device, call = bench.seconds(work)
+            figures[f"{name}_gb_s"] = round(moved / device / 1e9, 2)
             figures[f"{name}_call_us"] = round(call * 1e6, 1)
-        checked = verifier.prepare(groups[1])
-        device, call = bench.seconds(partial(verifier.after_restore, checked, bench.stream))
+        for prepared in (out, back):
+            mover.release(prepared)
         verifier.release(checked)
-        figures["digest_gb_s"] = round(blocks * piece / device / 1e9, 2)
-        figures["digest_call_us"] = round(call * 1e6, 1)
     return figures
 
 
