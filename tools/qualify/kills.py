@@ -29,6 +29,7 @@ from harness.base import ManagerRig
 from harness.engine import Engine
 from harness.manager import eventually
 from harness.server import TOOLS, search_path
+from orbitkv.transfer import CudaDriver
 from qualify.canary import MEMORY_SLACK, free_bytes
 from qualify.report import Figures, Report, Wrong
 from qualify.serving import Serving, engine_config
@@ -52,8 +53,6 @@ class Books:
 
     def __post_init__(self) -> None:
         if self.device != "cpu":
-            from orbitkv.transfer._cuda import CudaDriver
-
             CudaDriver(0).bind()
         self.free = self.now()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +130,13 @@ def latent(name: str, layers: int, blocks: int, tokens: int, width: int = 576) -
             for i in range(layers)
         ),
     )
+
+
+def with_digests(shape: Shape, name: str, row_bytes: int) -> Shape:
+    """Return the shape with one more tensor of that name behind the others: a row of so many bytes for each block."""
+    width, begin = row_bytes // ELEMENT, shape.bytes // ELEMENT
+    rows = TensorShape(name, begin, (shape.blocks, width), (width, 1), shape.tensors[-1].step + 1)
+    return replace(shape, tensors=(*shape.tensors, rows))
 
 
 def shapes(layers: int, blocks: int) -> list[Shape]:

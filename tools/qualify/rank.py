@@ -20,8 +20,7 @@ import torch
 
 from harness import oracle
 from orbitkv._arenas import Arena
-from orbitkv.transfer import CopyPlan, DeviceSite, KVLayout, Transfer, TransferBackend, make_backend
-from orbitkv.transfer._cuda import CudaDriver
+from orbitkv.transfer import CopyPlan, CudaDriver, DeviceSite, KVLayout, Transfer, TransferBackend, make_backend
 from qualify.layouts import ELEMENT, Ordinals, Shape, image
 from qualify.report import Wrong
 

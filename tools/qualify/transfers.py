@@ -22,10 +22,10 @@ import numpy as np
 
 from harness import oracle
 from orbitkv._arenas import Arena
-from orbitkv.transfer import TransferBackend
+from orbitkv.transfer import DIGEST_BYTES, DIGEST_LAYER, TransferBackend
 from qualify import layouts, rank, steps
 from qualify.layouts import Ordinals, Shape
-from qualify.report import Figures, Report
+from qualify.report import Figures, Report, Wrong
 
 BLOCKS = 80
 PAGES = 40
@@ -151,6 +151,37 @@ def equal_bytes(bench: Bench, shape: Shape) -> Figures:
     return {"bytes": sum(len(each) for each in found[0])}
 
 
+def spoiled_pages(bench: Bench, name: str, shape: Shape) -> Figures:
+    """Spoil two pages of a verified layout in the arena: these, and no others, must be reported as bad."""
+    memory = rank.Memory(layouts.with_digests(shape, DIGEST_LAYER, DIGEST_BYTES), bench.device)
+    slice_bytes = memory.layout.slice_bytes
+    size = layouts.extent_bytes(4 * PAGES * slice_bytes)
+    places = place("scattered", shape, slice_bytes, bench.seed, size, size)
+    content = rank.upload(rank.contents(bench.seed, PAGES, slice_bytes), bench.device)
+    at, half = rank.index(places.blocks, bench.device), PAGES // 2
+    for layer in range(len(shape.tensors)):
+        memory.put(layer, at, content)
+    with rank.arena(0, size) as first, rank.arena(1, size) as second:
+        arenas = [first, second]
+        with bench.backend(name, memory, arenas) as backend:
+            plan = rank.plan_of(memory, places.blocks, places.locations())
+            rank.finish([backend.publish(plan, on_done=rank.ignore)])
+            parts = [
+                rank.plan_of(memory, places.blocks[p], places.locations()[p]) for p in (slice(half), slice(half, None))
+            ]
+            rank.finish(backend.restore(parts, on_done=rank.ignore))
+            spoilt = (half + 1, PAGES - 2)
+            for number, page in enumerate(spoilt):
+                byte = int(places.begins[page]) + (number * slice_bytes) // 2
+                arenas[int(places.arenas[page])].view[byte] ^= 1
+            restores = backend.restore(parts, on_done=rank.ignore)
+            arrived = [restore.wait_all(rank.LIMIT_S) for restore in restores]
+    found = [restore.bad.tolist() for restore in restores]
+    if arrived != [True, False] or found != [[], [page - half for page in spoilt]]:
+        raise Wrong(f"pages {spoilt} were spoiled; restores ended with {arrived} and reported {found} of their pages")
+    return {"backend": name, "pages": PAGES, "spoilt": len(spoilt)}
+
+
 def bytes_cases(report: Report, bench: Bench, backends: tuple[str, ...]) -> None:
     """Run every layout and pattern through every backend."""
     shapes = layouts.shapes(LAYERS[bench.kind], BLOCKS)
@@ -158,6 +189,12 @@ def bytes_cases(report: Report, bench: Bench, backends: tuple[str, ...]) -> None
         for shape in shapes:
             for pattern in layouts.PATTERNS:
                 report.case(f"{name}: {shape.name}, {pattern}", partial(exact_bytes, bench, name, shape, pattern))
+        for shape in shapes:
+            what = f"{name}: {shape.name}, spoiled pages are reported"
+            if bench.kind == "cpu":
+                report.skip(what, "pages are verified by a device")
+            else:
+                report.case(what, partial(spoiled_pages, bench, name, shape))
     for shape in shapes:
         if {"direct", "kernel"} <= set(backends):
             report.case(f"kernel equals direct: {shape.name}", partial(equal_bytes, bench, shape))
