@@ -267,6 +267,17 @@ def test_a_flush_waits_for_copies_that_read(rig: CacheRig, gate: Gate, manager: 
     rig.settle()
 
 
+def test_an_offer_of_the_pass_ends_with_the_tree(rig: CacheRig) -> None:
+    """Its pages are the engine's again, and hold other bytes when the next pass begins."""
+    prompt, other = words(16, PAGES * PAGE), words(17, PAGES * PAGE)
+    before = rig.inserted()
+    rig.compute(prompt)
+    rig.flush()
+    rig.publish(other)
+    assert rig.inserted() == before + PAGES
+    assert rig.promised("a", prompt).host_hit_length == 0
+
+
 def test_a_queued_load_ends_with_the_tree(rig: CacheRig, manager: ManagerProcess) -> None:
     prompt = words(15, PAGES * PAGE)
     rig.publish(prompt)

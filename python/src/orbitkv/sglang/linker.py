@@ -1,12 +1,17 @@
-"""`OrbitKVLinker`: SGLang's objects in, the rank's plain data out. It has no state but what the last look-up said."""
+"""`OrbitKVLinker`: SGLang's objects in, the rank's plain data out.
+
+Its own state is what the last look-up said, and what was offered since the pass began: slot numbers lie on the device
+and come to the host behind what the schedule stream has, so the rank takes offers in the next pass, without waiting.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from sglang.srt.mem_cache.hicache_storage import PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
@@ -27,9 +32,13 @@ class OrbitKVLinker(UnifiedCacheLinker):
         self.layer_done_counter = side.loads
         self.answered = True
         self._page_size = page_size
+        self._offered: list[tuple[Sequence[str], Callable[[], Any]]] = []  # keys, and what gives their slots
 
     def begin_pass(self) -> bytes:
         """Begin a pass of the scheduler; return the Manager's life that this rank could use, empty for none."""
+        offered, self._offered = self._offered, []
+        for keys, slots in offered:
+            self.side.offload(keys, pages_of(slots(), self._page_size, keys))
         self.side.begin_pass()
         return self.side.life()
 
@@ -47,8 +56,9 @@ class OrbitKVLinker(UnifiedCacheLinker):
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue the restore of promised pages."""
-        transfer = transfers[0]
-        self.side.queue_load(rid, transfer.keys or (), self._pages(transfer))
+        transfer, keys = transfers[0], transfers[0].keys or ()
+        slots = on_the_way(transfer.device_indices)()
+        self.side.queue_load(rid, keys, pages_of(slots, self._page_size, keys))
         return True
 
     def start_layer_wise_loading(self) -> int:
@@ -71,7 +81,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
     def offload(self, transfers: list[PoolTransfer]) -> bool:
         """Take pages to publish; always, since ranks that differed here would not agree on the order any more."""
         transfer = transfers[0]
-        self.side.offload(transfer.keys or (), self._pages(transfer))
+        self._offered.append((transfer.keys or (), on_the_way(transfer.device_indices)))
         return True
 
     def num_completed_offloads(self) -> int:
@@ -84,16 +94,29 @@ class OrbitKVLinker(UnifiedCacheLinker):
 
     def reset(self) -> None:
         """Let copies end and forget what the engine's tree forgets."""
+        self._offered.clear()
         self.side.reset()
 
     def close(self) -> None:
         """Let copies end and leave the Cache Manager."""
         self.side.close()
 
-    def _pages(self, transfer: PoolTransfer) -> Blocks:
-        """Return the pool's pages behind token slots. EngineFault when they are not whole pages."""
-        slots: Any = transfer.device_indices
-        return pages_of(slots.cpu().numpy().astype(np.int64, copy=False), self._page_size, transfer.keys or ())
+
+def on_the_way(slots: Any) -> Callable[[], Any]:
+    """Begin to copy slot numbers to the host; return what waits for them and gives them, int64 in a row."""
+    if slots.device.type == "cpu":
+        taken = slots.numpy().astype(np.int64)
+        return lambda: taken
+    host = torch.empty_like(slots, device="cpu", pin_memory=True)
+    host.copy_(slots, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def wait() -> Any:
+        arrived.synchronize()
+        return host.numpy().astype(np.int64, copy=False)
+
+    return wait
 
 
 def pages_of(slots: Blocks, page_size: int, keys: Sequence[str]) -> Blocks:
