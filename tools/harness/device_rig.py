@@ -53,14 +53,22 @@ class Rig:
     """See the module's text. Arena 0 has a place for each of the engine's blocks, and more can be added."""
 
     def __init__(
-        self, layout: str = "layer by layer", seed: int = 0, *, held: bool = False, streams: int = 1, **options: Any
+        self,
+        layout: str = "layer by layer",
+        seed: int = 0,
+        *,
+        held: bool = False,
+        streams: int = 1,
+        first_operations: int = 0,
+        **options: Any,
     ) -> None:
+        """By default the submitting thread hands everything over, so that a test can hold it alone."""
         self.driver = FakeDriver(seed, held=held)
         self.memory = LAYOUTS[layout](BLOCKS)
         self.memory.fill(seed)
         self.engine = FakeEngine(self.driver, self.memory.address, self.memory.memory.nbytes, streams)
         self.mover = HookedMover(self.driver)
-        self.backend = DeviceBackend(self.engine.site, self.mover, **options)
+        self.backend = DeviceBackend(self.engine.site, self.mover, first_operations=first_operations, **options)
         (self.load,), (self.save,) = self.driver.streams(HIGHEST), self.driver.streams(LOWEST)
         self.spacing = footprint(self.memory.layout)
         self.arenas: dict[int, Arena] = {}

@@ -108,6 +108,7 @@ class Job:
         self.fences: list[int] = []  # events that the engine's streams recorded when it was submitted
         self.prepared: Any = None
         self.checked: Any = None
+        self.step = 0  # of a restore: the next that is handed over
         self.handed = False  # whether anything may have reached the device
         self.build_seconds = 0.0
         self.submit_seconds = 0.0

@@ -2,10 +2,14 @@
 
 A group moves
 
-    queued ──submitting thread──► begun ──every step handed over──► handed ──last event──► ended
+    queued ──first in turn──► begun ──every step handed over──► handed ──last event──► ended
                                     │ a call failed before anything was handed over ──────► ended (failed)
                                     │ a call failed later: an event after what was ───────► ended (failed)
                                     └─ the device faulted ──► (lost: no result, see Common.lose)
+
+Where no other group is being handed over, the caller hands over the first FIRST_OPERATIONS itself, since a thread that
+takes turns with the engine's at the interpreter needs longer for a step than its copy takes; the submitting thread does
+the rest beside the forward.
 
 The engine's thread never waits for a copy: it waits until the step is handed over, which it nearly always is, and lets
 its stream wait for the step's event.
@@ -34,6 +38,7 @@ QUEUE_MAX = 1024  # plans that wait
 QUEUE_BYTES_MAX = 64 << 30  # bytes of the plans that wait
 BEGUN_MAX = 32  # groups that are begun at once: each holds an event a step
 BEGUN_BYTES_MAX = 8 << 30  # bytes of these, unless one group alone has more
+FIRST_OPERATIONS = 1024  # that the caller hands over, about 1 ms; a step that passes it is still finished
 
 NO_PAGES: Blocks = np.empty(0, np.int64)
 
@@ -140,12 +145,17 @@ class RestoreGroup:
 class Restores:
     """See the module's text. `run_submissions` and `run_watch` are the bodies of its two threads."""
 
-    def __init__(self, common: Common, stream: int, on_layer: LayerHook | None) -> None:
+    def __init__(
+        self, common: Common, stream: int, on_layer: LayerHook | None, first_operations: int = FIRST_OPERATIONS
+    ) -> None:
         self._common = common
+        self._first_operations = first_operations
         self._stream = stream
         self._on_layer = on_layer
         self._queue: deque[RestoreGroup] = deque()
         self._begun: deque[RestoreGroup] = deque()
+        self._handing = False  # whether a group is being handed over, by whichever thread
+        self._rest: RestoreGroup | None = None  # what a caller has begun to hand over, for the submitting thread
         self._submitting = True
         self.refused = 0  # plans refused at a bound of the queue
 
@@ -165,19 +175,41 @@ class Restores:
         progress = Progress(self._common)
         restores = [DeviceRestore(plan, progress) for plan in plans]
         job = self._common.accept(restores, on_done, True, begin)
-        queued = False
+        group = RestoreGroup(job, restores, progress)
+        taken = False
         try:
             self._common.fence(job)
             with self._common.changed:
                 self._common.check_open()
                 self._check_room(job)
-                self._queue.append(RestoreGroup(job, restores, progress))
-                queued = True
+                at_once = self._first_operations > 0 and self._is_next(job)
+                if at_once:
+                    self._begin(group)
+                else:
+                    self._queue.append(group)
+                taken = True
                 self._common.changed.notify_all()
         finally:
-            if not queued:
+            if not taken:
                 self._common.let_go(job)
+        if at_once:
+            self._hand_over_first(group)
         return list(restores)
+
+    def _is_next(self, job: Job) -> bool:
+        """Return whether no older group is still to be handed over. The caller holds `changed`."""
+        return not self._queue and not self._handing and self._room_to_begin(job)
+
+    def _hand_over_first(self, group: RestoreGroup) -> None:
+        """Hand over a group's first steps in the calling thread, and leave the rest to the submitting one."""
+        done = False
+        try:
+            done = self._submit_group(group, self._first_operations)
+        finally:
+            with self._common.changed:
+                self._handing = not done
+                self._rest = None if done else group
+                self._common.changed.notify_all()
 
     def _check_room(self, job: Job) -> None:
         plans = sum(len(group.job.parts) for group in self._queue)
@@ -190,6 +222,9 @@ class Restores:
         """Hand over group after group until the backend closes and none is left."""
         while (group := self._next()) is not None:
             self._submit_group(group)
+            with self._common.changed:
+                self._handing = False
+                self._common.changed.notify_all()
         with self._common.changed:
             self._submitting = False
             self._common.changed.notify_all()
@@ -204,22 +239,32 @@ class Restores:
                 self._remove(group)
 
     def _next(self) -> RestoreGroup | None:
-        """Wait for a group and for room to begin it; None when the backend closes and no group waits."""
-        common = self._common
-        with common.changed:
-            common.changed.wait_for(lambda: self._room_to_begin() if self._queue else common.closing)
-            if not self._queue:
-                return None
-            group = self._queue.popleft()
-            self._begun.append(group)
-            common.begin(group.job)
-            common.changed.notify_all()  # The watcher may have looked before this group was begun.
+        """Wait for a group to go on with, or to begin; None when the backend closes and there is none."""
+        with self._common.changed:
+            self._common.changed.wait_for(self._may_go_on)
+            group, self._rest = self._rest, None
+            if group is None and self._queue:
+                group = self._queue.popleft()
+                self._begin(group)
+                self._common.changed.notify_all()  # The watcher may have looked before this group was begun.
             return group
 
-    def _room_to_begin(self) -> bool:
+    def _may_go_on(self) -> bool:
+        """Return whether the submitting thread has something to do, or nothing for good. The caller holds `changed`."""
+        if self._rest is not None or self._handing:
+            return self._rest is not None
+        return self._room_to_begin(self._queue[0].job) if self._queue else self._common.closing
+
+    def _begin(self, group: RestoreGroup) -> None:
+        """Enter a group that is handed over next. The caller holds `changed`."""
+        self._handing = True
+        self._begun.append(group)
+        self._common.begin(group.job)
+
+    def _room_to_begin(self, job: Job) -> bool:
         if not self._begun or self._common.fault is not None:
             return True
-        size = sum(group.job.bytes for group in self._begun) + self._queue[0].job.bytes
+        size = sum(group.job.bytes for group in self._begun) + job.bytes
         return len(self._begun) < BEGUN_MAX and size <= BEGUN_BYTES_MAX
 
     def _next_begun(self) -> RestoreGroup | None:
@@ -227,34 +272,50 @@ class Restores:
             self._common.changed.wait_for(lambda: bool(self._begun) or not self._submitting)
             return self._begun[0] if self._begun else None
 
-    def _submit_group(self, group: RestoreGroup) -> None:
-        """Hand a group over; whatever fails, its end is decided by the watcher."""
+    def _submit_group(self, group: RestoreGroup, operations: int | None = None) -> bool:
+        """Hand a group over, or steps of it until they are so many operations; return whether that was the end of it.
+
+        Whatever fails, the group's end is decided by the watcher.
+        """
         job, progress = group.job, group.progress
         try:
             if self._common.fault is not None:
                 raise TransferError(f"{self._common.fault}; nothing more is copied")
-            self._hand_over(group)
+            if not self._hand_over(group, operations):
+                return False
             progress.close(True)
         except FAULTS as fault:
             log.warning("a restore of %d pages failed, they are recomputed: %s", job.group.pages, fault)
             self._drain(group)
             for restore in group.restores:
                 restore.stop()
+        return True
 
-    def _hand_over(self, group: RestoreGroup) -> None:
+    def _hand_over(self, group: RestoreGroup, operations: int | None) -> bool:
         job, common = group.job, self._common
-        common.prepare(job, self._stream)
+        common.mover.bind()
+        if job.step == 0:
+            common.prepare(job, self._stream)
+        else:
+            job.thread += f" and {threading.current_thread().name}"
         began = time.monotonic()
         steps = job.group.layout.steps
         job.handed = True
-        for step, (first, past) in enumerate(steps):
-            job.copies += common.mover.submit_step(job.prepared, step, self._stream)
-            if step == len(steps) - 1 and common.verifier is not None:
-                job.copies += common.verifier.after_restore(job.checked, self._stream)
-            group.progress.add(common.recorded(self._stream))
-            for restore in group.restores:
-                restore.advance(past - first)
-        job.submit_seconds = time.monotonic() - began
+        while job.step < len(steps) and (operations is None or job.copies < operations):
+            self._hand_over_step(group, job.step == len(steps) - 1)
+            job.step += 1
+        job.submit_seconds += time.monotonic() - began
+        return job.step == len(steps)
+
+    def _hand_over_step(self, group: RestoreGroup, last: bool) -> None:
+        job, common = group.job, self._common
+        first, past = job.group.layout.steps[job.step]
+        job.copies += common.mover.submit_step(job.prepared, job.step, self._stream)
+        if last and common.verifier is not None:
+            job.copies += common.verifier.after_restore(job.checked, self._stream)
+        group.progress.add(common.recorded(self._stream))
+        for restore in group.restores:
+            restore.advance(past - first)
 
     def _drain(self, group: RestoreGroup) -> None:
         """Let the watcher wait for what was handed over of a group that failed, before it says so (I2)."""
