@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orbitkv.adapter.golden import PageAccess
+from orbitkv.errors import ConfigurationError, DeviceError
 from orbitkv.transfer import DeviceSite, KVLayout
 
 
@@ -104,8 +105,16 @@ class DeviceScratch:
 
 
 def scratch_of(layout: KVLayout, pages: int, site: DeviceSite | None) -> HostScratch | DeviceScratch:
-    """Return so many pages of a layout in the kind of memory where the engine's lie. DeviceError without room."""
-    return HostScratch(layout, pages) if site is None else DeviceScratch(layout, pages, site)
+    """Return so many pages of a layout in the kind of memory where the engine's lie. ConfigurationError: no room."""
+    if site is None:
+        return HostScratch(layout, pages)
+    try:
+        return DeviceScratch(layout, pages, site)
+    except DeviceError as fault:
+        raise ConfigurationError(
+            f"{pages * layout.slice_bytes} bytes of CUDA device {site.driver.index}, on which a new Cache Manager is "
+            f"checked, cannot be had ({fault}): start with a smaller --mem-fraction-static"
+        ) from fault
 
 
 def layout_at(layout: KVLayout, pages: int, base: int, owner: object) -> KVLayout:

@@ -42,6 +42,14 @@ def saves(request: pytest.FixtureRequest) -> Iterator[DeviceOffloads]:
     rig.close()
 
 
+def test_one_stream_is_one_fence() -> None:
+    device = Device()
+    assert device.site.fences() == (device.schedule, device.forward)
+    device.current = device.forward
+    assert device.site.fences() == (device.forward,)
+    device.driver.close()
+
+
 # Restores.
 
 
@@ -232,6 +240,14 @@ def test_scratch_on_a_device_holds_pages_of_the_layout_and_is_given_back() -> No
     assert driver.events_alive == 0
     assert set(driver.priority_of) == streams
     driver.close()
+
+
+def test_a_device_without_room_for_scratch_stops_the_start() -> None:
+    device = Device()
+    device.driver.fail("allocate")
+    with pytest.raises(ConfigurationError, match=r"4096 bytes of CUDA device 0.*--mem-fraction-static"):
+        scratch_of(FakeTensors(LAYERS, 8, 512).layout, 2, device.site)
+    device.driver.close()
 
 
 def test_scratch_in_host_memory_holds_pages_of_the_layout() -> None:
