@@ -132,7 +132,7 @@ class Spans:
 
     def _merged(self, width: int) -> Pattern | None:
         """Return pieces of many pages each where pages adjoin on both sides, or nothing where none do."""
-        joins = (np.diff(self._blocks) == 1) & (np.diff(self._hosts) == width) & (np.diff(self._chunks) == 0)
+        joins = (gaps(self._blocks) == 1) & (gaps(self._hosts) == width) & (gaps(self._chunks) == 0)
         if not joins.any():
             return None
         firsts = np.flatnonzero(np.concatenate(([True], ~joins)))
@@ -146,7 +146,7 @@ class Spans:
         devices, hosts = self._blocks * stride, self._hosts
         # Every run has a neighbour to its first page, which says the pitch.
         runs = self._strided(
-            width, devices[starts], np.diff(devices)[starts], hosts[starts], np.diff(hosts)[starts], rows
+            width, devices[starts], gaps(devices)[starts], hosts[starts], gaps(hosts)[starts], rows
         )
         if len(starts):
             edges = np.zeros(len(devices) + 1, np.int64)
@@ -170,10 +170,10 @@ class Spans:
         least = SHORT_RUN_ROWS if width < SMALL_PIECE_BYTES else LONG_RUN_ROWS
         if len(self._blocks) < least:
             return nothing, nothing
-        blocks, hosts = np.diff(self._blocks), np.diff(self._hosts)
-        even = (np.diff(self._chunks) == 0) & (blocks * stride >= width) & (blocks * stride <= MAX_PITCH)
+        blocks, hosts = gaps(self._blocks), gaps(self._hosts)
+        even = (gaps(self._chunks) == 0) & (blocks * stride >= width) & (blocks * stride <= MAX_PITCH)
         even &= (hosts >= width) & (hosts <= MAX_PITCH)
-        same = even[1:] & even[:-1] & (np.diff(blocks) == 0) & (np.diff(hosts) == 0)
+        same = even[1:] & even[:-1] & (gaps(blocks) == 0) & (gaps(hosts) == 0)
         firsts = np.flatnonzero(np.concatenate(([True], ~same)))
         rows = np.diff(firsts, append=len(blocks)) + 1
         long = even[firsts] & (rows >= least)
@@ -248,7 +248,12 @@ def adjoining_order(blocks: Blocks, hosts: Blocks) -> Blocks:
     """
     best, fewest = np.arange(len(blocks)), len(blocks) + 1
     for order in (np.argsort(hosts, kind="stable"), np.argsort(blocks, kind="stable")):
-        changes = (np.diff(np.diff(blocks[order])) != 0) | (np.diff(np.diff(hosts[order])) != 0)
+        changes = (gaps(gaps(blocks[order])) != 0) | (gaps(gaps(hosts[order])) != 0)
         if (count := int(np.count_nonzero(changes))) < fewest:
             best, fewest = order, count
     return best
+
+
+def gaps(values: Blocks) -> Blocks:
+    """Return the distance from each value to the next: numpy's own `diff` takes ten times as long for few values."""
+    return values[1:] - values[:-1]
