@@ -107,7 +107,7 @@ def on_the_way(slots: Any) -> Callable[[], Any]:
     if slots.device.type == "cpu":
         taken = slots.numpy().astype(np.int64)
         return lambda: taken
-    host = torch.empty_like(slots, device="cpu", pin_memory=True)
+    host = torch.empty(slots.shape, dtype=slots.dtype, pin_memory=True)
     host.copy_(slots, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()

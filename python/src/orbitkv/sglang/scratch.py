@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 from dataclasses import replace
 from typing import Protocol
@@ -10,8 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from orbitkv.adapter.golden import PageAccess
+from orbitkv.adapter.logs import LOGGER
 from orbitkv.errors import ConfigurationError, DeviceError
 from orbitkv.transfer import DeviceSite, KVLayout
+
+log = logging.getLogger(LOGGER)
 
 
 class Scratch(PageAccess, Protocol):
@@ -85,12 +89,15 @@ class DeviceScratch:
         """Do nothing: what was written is there."""
 
     def close(self) -> None:
-        """Give the memory back, once no copy uses it any more."""
-        self._driver.bind()
-        self._driver.free(self._memory)
-        self._driver.unregister(self._host)
-        self._driver.destroy_event(self._event)
-        self._driver.destroy_stream(self._stream)
+        """Give the memory back, once no copy uses it any more. A device that faulted keeps it until the process ends."""
+        try:
+            self._driver.bind()
+            self._driver.free(self._memory)
+            self._driver.unregister(self._host)
+            self._driver.destroy_event(self._event)
+            self._driver.destroy_stream(self._stream)
+        except DeviceError as fault:
+            log.warning("pages for checks on CUDA device %d were not given back: %s", self._driver.index, fault)
 
     def _place(self, layer: int, block: int) -> int:
         place = self.layout.layers[layer]
