@@ -89,7 +89,7 @@ class DeviceScratch:
         """Do nothing: what was written is there."""
 
     def close(self) -> None:
-        """Give the memory back, once no copy uses it any more. A device that faulted keeps it until the process ends."""
+        """Give the memory back, once no copy uses it any more; a device that faulted keeps it until the end."""
         try:
             self._driver.bind()
             self._driver.free(self._memory)
