@@ -121,6 +121,7 @@ class Loads:
         self._submitting = 0  # of these: not accepted by the backend yet
         self._sets = [LayerSet() for _ in range(SETS_MIN)]
         self._next = 0
+        self._asked = -1  # the last layer that any forward asked for, since a pool may have some that none reads
         self._fault: str | None = None
 
     @property
@@ -172,6 +173,7 @@ class Loads:
 
     def wait_until(self, threshold: int) -> None:
         """Put the forward behind an engine layer's restored bytes. EngineFault when they will not be there."""
+        self._asked = max(self._asked, threshold)
         layers = self._set_of(self.consumer_index)
         if layers is None or not layers.loads:
             return  # A stale index: that batch's set is another's by now, and its bytes arrived long ago.
@@ -311,7 +313,7 @@ class Loads:
 
         A decode graph asks for no layer, so a batch's restores are in order on every path before its first decode.
         """
-        last = len(self._steps) - 1
+        last = self._asked if self._asked >= 0 else len(self._steps) - 1
         for layers in self._sets:
             if not layers.loads or layers.used >= last or (layers.index == index and not layers.must_ask):
                 continue

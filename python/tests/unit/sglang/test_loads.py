@@ -351,12 +351,23 @@ def test_a_forward_comes_after_the_batches_that_it_overtakes() -> None:
 @pytest.mark.parametrize("decode", ["the same index", "another index"])
 def test_a_forward_that_did_not_ask_for_each_layer_ends_the_engine(asked: int, decode: str) -> None:
     rig = LoadRig(device=True)
+    rig.forward(-1, LAYERS if asked else 0)
     index = rig.batch("a")
     rig.forward(index, asked)
     rig.waits()
     with pytest.raises(EngineFault, match=f"{asked} of their {LAYERS} layers"):
         rig.loads.set_consumer(index if decode == "the same index" else -1)
     assert rig.waits() == [(7, "a", None)], "what comes next is in order"
+
+
+def test_a_layer_that_no_forward_reads_need_not_be_asked_for() -> None:
+    rig = LoadRig(device=True)
+    rig.forward(-1, LAYERS - 1)
+    index = rig.batch("a")
+    rig.forward(index, LAYERS - 1)
+    rig.loads.set_consumer(index)
+    rig.loads.set_consumer(-1)
+    assert len(rig.waits()) == LAYERS - 1
 
 
 def test_a_forward_need_not_ask_for_what_was_there_when_it_began() -> None:
