@@ -216,6 +216,28 @@ def test_the_watcher_learns_of_a_group_that_is_begun_later_than_it_was_submitted
     assert restore.wait_all(LIMIT_S)
 
 
+def test_a_restore_ends_with_its_last_step_not_with_its_first(rig: Rig) -> None:
+    last = [False]
+
+    def before(call: str, _: Group, step: int) -> None:
+        if (call, step) == ("step", rig.steps - 1):
+            rig.driver.launch(rig.load, lambda: None, gate=lambda: last[0])
+
+    rig.mover.before = before
+    plan = rig.plan([3], [1])
+    (restore,) = rig.restore(plan)
+    rig.handed()
+    rig.driver.go()
+    watched = ("orbitkv-restored", "synchronize")
+    rig.driver.until(lambda: sum(call[:2] == watched for call in rig.driver.calls) == 2, "the wait for the last step")
+    assert not restore.done
+    with rig.driver.changed:
+        last[0] = True
+        rig.driver.changed.notify_all()
+    assert restore.wait_all(LIMIT_S)
+    assert (rig.held_slices(plan) == rig.stored(plan)).all()
+
+
 def test_copies_have_the_highest_and_the_lowest_priority(rig: Rig) -> None:
     assert rig.driver.priority_of[rig.load] == HIGHEST
     assert rig.driver.priority_of[rig.save] == LOWEST
