@@ -212,7 +212,13 @@ def test_the_watcher_learns_of_a_group_that_is_begun_later_than_it_was_submitted
     (restore,) = rig.restore(rig.plan([4], [2]))
     # The watcher was told of the submission, found nothing begun and waits again, as the publishing thread does.
     eventually(lambda: len(getattr(changed, "_waiters")) == 2, "both other threads wait")  # noqa: B009
+    middle = Stop()
+    rig.mover.before = lambda call, _, step: middle.here() if (call, step) == ("step", 1) else None
     stop.go.set()
+    assert middle.reached.wait(LIMIT_S)
+    watched = ("orbitkv-restored", "synchronize")
+    rig.driver.until(lambda: sum(call[:2] == watched for call in rig.driver.calls) == 3, "the wait for its first step")
+    middle.go.set()
     assert restore.wait_all(LIMIT_S)
 
 
