@@ -144,11 +144,11 @@ def test_layers_are_used_before_the_last_one_is_ready(rig: SglangRig) -> None:
     rig.gate.open()
     answer = running.result()
     assert (answer.tokens, answer.external_tokens) == (cold.tokens, restorable(2000))
-    eventually(lambda: ("gpu_ready", None) in stages(engine)[seen:], "the batch is acknowledged")
+    eventually(lambda: ("gpu_ready", None) in stages(engine)[seen:], "the restore has ended")
     found = stages(engine)[seen:]
     assert found.index(("restore_submit", None)) < found.index(("first_use", None))
     for layer in range(LAYERS):
         # Keys and values of a layer are two layers of the copy.
         assert found.index(("layer_ready", 2 * layer + 1)) < found.index(("layer_used", layer))
-    assert found.index(("layer_used", LAYERS - 1)) < found.index(("gpu_ready", None))
+    assert found.index(("layer_ready", 2 * LAYERS - 1)) < found.index(("gpu_ready", None))
     rig.quiet()
