@@ -33,10 +33,10 @@ class HookedMover(DirectMover):
         self.before("prepare", group, 0)
         return super().prepare(group)
 
-    def submit_step(self, prepared: Planned, step: int, stream: int) -> int:
-        """See Mover.submit_step."""
-        self.before("step", prepared.group, step)
-        return super().submit_step(prepared, step, stream)
+    def submit_steps(self, prepared: Planned, first: int, past: int, stream: int) -> int:
+        """See Mover.submit_steps."""
+        self.before("step", prepared.group, first)
+        return super().submit_steps(prepared, first, past, stream)
 
     def submit_pages(self, prepared: Planned, first: int, past: int, stream: int) -> int:
         """See Mover.submit_pages."""
@@ -60,15 +60,18 @@ class Rig:
         held: bool = False,
         streams: int = 1,
         first_operations: int = 0,
+        unit_bytes: int = 1,
         **options: Any,
     ) -> None:
-        """By default the submitting thread hands everything over, so that a test can hold it alone."""
+        """By default the submitting thread hands everything over, step by step, so that a test can hold it there."""
         self.driver = FakeDriver(seed, held=held)
         self.memory = LAYOUTS[layout](BLOCKS)
         self.memory.fill(seed)
         self.engine = FakeEngine(self.driver, self.memory.address, self.memory.memory.nbytes, streams)
         self.mover = HookedMover(self.driver)
-        self.backend = DeviceBackend(self.engine.site, self.mover, first_operations=first_operations, **options)
+        self.backend = DeviceBackend(
+            self.engine.site, self.mover, first_operations=first_operations, unit_bytes=unit_bytes, **options
+        )
         (self.load,), (self.save,) = self.driver.streams(HIGHEST), self.driver.streams(LOWEST)
         self.spacing = footprint(self.memory.layout)
         self.arenas: dict[int, Arena] = {}

@@ -208,7 +208,7 @@ def exact_bytes(bench: Bench, width: int) -> Figures:
         expected = target.with_slices(targets, slices)
         prepared = back.prepare(group_of(target, targets, arena, begins, restore=True))
         for step in range(len(target.layout.steps)):
-            launches += back.submit_step(prepared, step, bench.stream)
+            launches += back.submit_steps(prepared, step, step + 1, bench.stream)
         bench.finish()
         back.release(prepared)
         rank.compare("the engine's memory", target.slices(range(BLOCKS)), expected)
@@ -301,7 +301,7 @@ def rates(bench: Bench, piece: int) -> Figures:
 
         def step_by_step() -> None:
             for step in range(len(memory.layout.steps)):
-                mover.submit_step(back, step, bench.stream)
+                mover.submit_steps(back, step, step + 1, bench.stream)
 
         works: dict[str, Callable[[], object]] = {
             "to_host": partial(mover.submit_pages, out, 0, pages, bench.stream),

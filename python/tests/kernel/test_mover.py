@@ -67,7 +67,7 @@ def hand_over(mover: KernelMover, prepared: Prepared, engine: Engine, stream: in
         mover.submit_pages(prepared, middle, prepared.group.pages, stream)
     else:
         for step in range(len(engine.layout.steps)):
-            mover.submit_step(prepared, step, stream)
+            mover.submit_steps(prepared, step, step + 1, stream)
     mover.release(prepared)
 
 
@@ -79,7 +79,7 @@ def test_a_step_moves_its_own_layers_and_part_of_the_pages_moves_alone() -> None
     mover = mover_of(driver, engine)
     prepared = mover.prepare(pages.group(engine.layout, BLOCKS, restore=False))
     stream = driver.create_stream(0)
-    assert mover.submit_step(prepared, 1, stream) == 1
+    assert mover.submit_steps(prepared, 1, 2, stream) == 1
     for page, block in enumerate(BLOCKS):
         lone = bytes([0xEE]) * 512 + engine.tensors[1].rows[block].tobytes() + bytes([0xEE]) * 512
         assert pages.slice_of(page, 1536) == lone
@@ -116,7 +116,7 @@ def test_a_refused_launch_is_an_error_of_the_device() -> None:
     prepared = mover.prepare(pages.group(engine.layout, BLOCKS, restore=True))
     launcher.fault = "an illegal memory access was encountered"
     with pytest.raises(DeviceError, match="illegal memory access"):
-        mover.submit_step(prepared, 0, driver.create_stream(0))
+        mover.submit_steps(prepared, 0, 1, driver.create_stream(0))
 
 
 def test_launches_go_to_the_stream_that_was_given() -> None:

@@ -47,7 +47,7 @@ class Rig:
         group = self.pages.group(self.target.layout, TARGETS, restore=True)
         prepared, checked = mover.prepare(group), verifier.prepare(group)
         for step in range(len(self.target.layout.steps)):
-            mover.submit_step(prepared, step, self.stream)
+            mover.submit_steps(prepared, step, step + 1, self.stream)
         spoil()
         verifier.after_restore(checked, self.stream)
         wrong: list[int] = verifier.result(checked).tolist()

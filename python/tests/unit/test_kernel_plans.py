@@ -10,7 +10,7 @@ import pytest
 
 from harness.immediate import ImmediateDriver
 from orbitkv.errors import ConfigurationError, DeviceError, TransferError, TransferStalled
-from orbitkv.kernel.geometry import ITEMS_MAX, Launch, largest_word, plan_launches
+from orbitkv.kernel.geometry import ITEMS_MAX, Launch, joined, largest_word, plan_launches
 from orbitkv.kernel.tables import PageTables, Table
 from orbitkv.transfer._digest import DIGEST_FIRST, DIGEST_SECOND, DIGEST_STEP, digest_of
 from orbitkv.transfer._plan import Columns
@@ -187,3 +187,15 @@ def test_every_bit_and_every_exchange_changes_the_digest() -> None:
 def test_a_slice_of_another_size_has_no_digest() -> None:
     with pytest.raises(ValueError, match="39 bytes are no slice of 40"):
         digest_of(bytes(39), [24, 16])
+
+
+def test_launches_of_one_shape_that_follow_each_other_go_together() -> None:
+    first, next_one, wider, apart = (
+        Launch(0, 2, 64, 8),
+        Launch(2, 1, 64, 8),
+        Launch(3, 1, 128, 8),
+        Launch(5, 1, 128, 8),
+    )
+    assert joined([]) == []
+    assert joined([first, next_one, wider, apart]) == [Launch(0, 3, 64, 8), wider, apart]
+    assert joined([next_one, first]) == [next_one, first], "only runs that follow in the table"

@@ -83,7 +83,7 @@ def test_a_restore_moves_exactly_the_bytes_step_by_step(name: str, order: str, c
     spans = Spans(Group(memory.layout, blocks, host.hosts(places), borders, True))
     wanted, raw = memory.slices(range(BLOCKS)), memory.memory.copy()
     for step, (first, past) in enumerate(memory.layout.steps):
-        operations = spans.step(step)
+        operations = spans.steps(step, step + 1)
         assert crossings(operations, borders, True) == 0
         assert len(operations.targets) + len(operations.strided) == operations.number
         perform(operations)
@@ -152,16 +152,16 @@ def test_small_rows_merge_from_four_and_large_ones_from_thirty_two() -> None:
         host = Host(memory, 40)
         for rows in (least - 1, least):
             spans = Spans(group_of(memory, host, np.arange(rows), np.arange(rows)))
-            runs = spans.step(1).strided
+            runs = spans.steps(1, 2).strided
             assert len(runs) == (1 if rows == least else 0), f"{rows} rows of {width} bytes"
-            assert spans.step(1).number == (1 if rows == least else rows)
+            assert spans.steps(1, 2).number == (1 if rows == least else rows)
 
 
 def test_two_runs_that_share_a_page_are_two_runs() -> None:
     memory = layer_by_layer(80, 768)
     host = Host(memory, 80)
     blocks = np.concatenate((np.arange(10), np.arange(9, 50, 2)[1:]))
-    operations = Spans(group_of(memory, host, blocks, np.arange(len(blocks)))).step(0)
+    operations = Spans(group_of(memory, host, blocks, np.arange(len(blocks)))).steps(0, 1)
     assert sorted(operations.strided["height"].tolist()) == [10, 20]
     assert len(operations.targets) == 0
 
@@ -171,7 +171,7 @@ def test_interleaved_pages_come_apart_on_either_side() -> None:
     host = Host(memory, 80)
     for order in ("interleaved blocks", "interleaved places"):
         blocks, places = orders(np.random.default_rng(1), 80)[order]
-        assert Spans(group_of(memory, host, blocks, places)).step(0).number == 2, order
+        assert Spans(group_of(memory, host, blocks, places)).steps(0, 1).number == 2, order
 
 
 def test_pages_whose_layers_adjoin_move_as_one_piece_and_as_one_run() -> None:
@@ -184,7 +184,7 @@ def test_pages_whose_layers_adjoin_move_as_one_piece_and_as_one_run() -> None:
     whole = Spans(group_of(adjoining, Host(adjoining, 40), np.arange(7, 27), np.arange(20))).whole()
     assert whole.sizes.tolist() == [20 * 4096], "the pages themselves adjoin on both sides"
     apart = split_lists(40, 640)
-    assert Spans(group_of(apart, Host(apart, 40), np.array([5]), np.array([9]))).step(0).number == 2
+    assert Spans(group_of(apart, Host(apart, 40), np.array([5]), np.array([9]))).steps(0, 1).number == 2
 
 
 def test_a_border_divides_a_run_and_cuts_one_page() -> None:
@@ -195,7 +195,7 @@ def test_a_border_divides_a_run_and_cuts_one_page() -> None:
     between = int(group.hosts[50])
     spans = Spans(Group(memory.layout, group.blocks, group.hosts, np.array([inside, between], np.uint64), True))
     for step in range(5):
-        operations = spans.step(step)
+        operations = spans.steps(step, step + 1)
         assert sorted(operations.strided["height"].tolist()) == [19, 30, 30]
         assert sorted(operations.sizes.tolist()) == ([100, 668] if step == 2 else [768])
 
@@ -214,4 +214,4 @@ def test_rows_too_far_apart_are_no_run() -> None:
     near = group_of(memory, host, np.arange(8), np.arange(8))
     for pitch, number in ((MAX_PITCH // UNIT * UNIT, 1), ((MAX_PITCH + 1), 8)):
         hosts = (np.arange(8) * pitch + host.address).astype(np.uint64)
-        assert Spans(Group(memory.layout, near.blocks, hosts, NO_BORDERS, True)).step(0).number == number
+        assert Spans(Group(memory.layout, near.blocks, hosts, NO_BORDERS, True)).steps(0, 1).number == number

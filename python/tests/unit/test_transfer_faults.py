@@ -432,6 +432,7 @@ class Model:
 
 
 FIRST = (0, 5, 1024)  # operations of a restore that its caller hands over: none, some, all
+UNIT = (1, 20000, 1 << 30)  # bytes of a unit: one step, some, all but the first
 
 
 def test_every_end_is_told_once_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +442,7 @@ def test_every_end_is_told_once_under_random_faults(monkeypatch: pytest.MonkeyPa
     for seed in range(16):
         # Four runs without faults, eight whose calls fail, four whose device may break as well.
         faulty = 0 if seed % 4 == 0 else 6 if seed % 4 == 3 else 5
-        with Rig("split K and V", seed, first_operations=FIRST[seed % 3]) as rig:
+        with Rig("split K and V", seed, first_operations=FIRST[seed % 3], unit_bytes=UNIT[seed // 3 % 3]) as rig:
             monkeypatch.setattr(_publishes, "PUBLISH_CHUNK_BYTES", 2 * rig.memory.layout.slice_bytes)
             model = Model(rig, seed, faulty)
             model.run(250)

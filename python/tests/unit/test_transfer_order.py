@@ -118,7 +118,9 @@ class Engine:
 @pytest.mark.parametrize("layout", ["layer by layer", "split K and V"])
 def test_an_engine_never_reads_or_stores_other_bytes(layout: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_publishes, "YIELD_SECONDS", 0.0)
-    with Rig(layout, seed, held=True, first_operations=(0, 3, 1024)[seed % 3]) as rig:
+    with Rig(
+        layout, seed, held=True, first_operations=(0, 3, 1024)[seed % 3], unit_bytes=(1, 1 << 30)[seed % 2]
+    ) as rig:
         monkeypatch.setattr(_publishes, "PUBLISH_CHUNK_BYTES", rig.memory.layout.slice_bytes)
         engine = Engine(rig, seed)
         for _ in range(ROUNDS):

@@ -55,6 +55,22 @@ def plan_launches(batches: Sequence[Sequence[Columns]], blocks: int) -> tuple[Nu
     return table_of(rows), tuple(planned)
 
 
+def joined(launches: Sequence[Launch]) -> list[Launch]:
+    """Return as few launches as do the same: runs of one shape that follow each other in the table go together."""
+    fewer: list[Launch] = []
+    for launch in launches:
+        last = fewer[-1] if fewer else None
+        if (
+            last is not None
+            and (last.width, last.word) == (launch.width, launch.word)
+            and last.first + last.count == launch.first
+        ):
+            fewer[-1] = Launch(last.first, last.count + launch.count, last.width, last.word)
+        else:
+            fewer.append(launch)
+    return fewer
+
+
 def layer_table(layers: Sequence[LayerLayout]) -> Numbers:
     """Return the table in which each layer is a run."""
     return table_of([(layer.address, layer.block_stride, layer.offset, layer.block_bytes) for layer in layers])

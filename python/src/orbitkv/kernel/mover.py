@@ -1,14 +1,15 @@
-"""The mover of the `kernel` backend: one launch copies all pages of a step, however small their pieces are."""
+"""The mover of the `kernel` backend: one launch copies all pages of a unit, however small their pieces are."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import triton.language as tl
 
 from orbitkv.errors import TransferError
-from orbitkv.kernel.geometry import LANES, WORD_MAX, Launch, aligned, plan_launches
+from orbitkv.kernel.geometry import LANES, WORD_MAX, Launch, aligned, joined, plan_launches
 from orbitkv.kernel.kernels import move_blocks
 from orbitkv.kernel.launcher import Launcher
 from orbitkv.kernel.tables import DeviceNumbers, PageTables, Table, scratch_stream
@@ -61,9 +62,10 @@ class KernelMover:
             raise TransferError(f"a page's slice begins at no multiple of {WORD_MAX} bytes in host memory")
         return Prepared(group, self._tables[group.restore].take(group.blocks, group.hosts))
 
-    def submit_step(self, prepared: Prepared, step: int, stream: int) -> int:
-        """Hand over all layers of one step; return the number of launches."""
-        return self._submit(prepared, self._steps[step], 0, prepared.group.pages, stream)
+    def submit_steps(self, prepared: Prepared, first: int, past: int, stream: int) -> int:
+        """Hand over all layers of the steps `first` to `past` (exclusive); return the number of launches."""
+        launches = joined([launch for step in self._steps[first:past] for launch in step])
+        return self._submit(prepared, launches, 0, prepared.group.pages, stream)
 
     def submit_pages(self, prepared: Prepared, first: int, past: int, stream: int) -> int:
         """Hand over every layer of the pages `first` to `past` (exclusive); return the number of launches."""
@@ -77,7 +79,7 @@ class KernelMover:
         """Give back the memory of the tables."""
         self._undo.close()
 
-    def _submit(self, prepared: Prepared, batch: tuple[Launch, ...], first: int, past: int, stream: int) -> int:
+    def _submit(self, prepared: Prepared, batch: Sequence[Launch], first: int, past: int, stream: int) -> int:
         table, restore = prepared.table, prepared.group.restore
         self._tables[restore].upload(table, stream)
         for launch in batch:

@@ -1,7 +1,7 @@
 """The device backend: copies by a CUDA device between its memory and arenas that are registered with it.
 
     caller's thread    checks a plan, records the engine's fences, begins      (restore, publish)
-    orbitkv-restore    hands groups over to the load stream, step by step      (_restores)
+    orbitkv-restore    hands groups over to the load stream, unit by unit      (_restores)
     orbitkv-restored   waits for their events, reports ends                    (_restores)
     orbitkv-publish    hands chunks over to the save stream and waits for them (_publishes)
 
@@ -25,7 +25,7 @@ from orbitkv.transfer._driver import DeviceSite
 from orbitkv.transfer._mover import Mover
 from orbitkv.transfer._plan import CopyPlan
 from orbitkv.transfer._publishes import Publishes
-from orbitkv.transfer._restores import FIRST_OPERATIONS, Restores
+from orbitkv.transfer._restores import FIRST_OPERATIONS, UNIT_BYTES, Restores
 from orbitkv.transfer._transfer import STALL_SECONDS, Publish, Restore
 from orbitkv.transfer._verifier import Verifier
 
@@ -50,10 +50,12 @@ class DeviceBackend:
         on_layer: LayerHook | None = None,
         clock: Callable[[], float] = time.monotonic,
         first_operations: int = FIRST_OPERATIONS,
+        unit_bytes: int = UNIT_BYTES,
     ) -> None:
         """Make the streams and start the threads. DeviceError when the device has none.
 
-        `first_operations` is how many of a restore its caller hands over, with 0 none.
+        `first_operations` is how many of a restore its caller hands over, with 0 none; `unit_bytes` are handed over at
+        once, with one event.
         """
         self.name = mover.name
         self._clock = clock
@@ -61,7 +63,7 @@ class DeviceBackend:
         lowest, highest = site.driver.priorities()
         self._streams = (site.driver.create_stream(highest), site.driver.create_stream(lowest))
         self._common = Common(site, mover, verifier)
-        self._restores = Restores(self._common, self._streams[0], on_layer, first_operations)
+        self._restores = Restores(self._common, self._streams[0], on_layer, first_operations, unit_bytes)
         self._publishes = Publishes(self._common, self._streams[1], self._restores)
         self._closing = threading.Lock()
         self._closed = False

@@ -1,4 +1,4 @@
-"""The mover of the `direct` backend: the device's copy engines, by a batch of pieces and one of strided runs a step."""
+"""The mover of the `direct` backend: the device's copy engines, by a batch of pieces and one of strided runs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class DirectMover:
         """Plan what is done once for a group."""
         return Planned(group, Spans(group) if group.restore else None)
 
-    def submit_step(self, prepared: Planned, step: int, stream: int) -> int:
-        """Hand over all layers of one step of every page; return the number of operations."""
+    def submit_steps(self, prepared: Planned, first: int, past: int, stream: int) -> int:
+        """Hand over all layers of the steps `first` to `past` of every page; return the number of operations."""
         assert prepared.spans is not None, "only restores have steps"
-        return self._submit(prepared.spans.step(step), stream)
+        return self._submit(prepared.spans.steps(first, past), stream)
 
     def submit_pages(self, prepared: Planned, first: int, past: int, stream: int) -> int:
         """Hand over every layer of the pages `first` to `past` (exclusive); return the number of operations."""

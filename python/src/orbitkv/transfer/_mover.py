@@ -44,7 +44,7 @@ class Group:
 class Mover(Protocol[Prepared]):
     """Hands copies over. Called by the two threads of one backend, each for groups of its own.
 
-    DeviceError from `submit_step` or `submit_pages` leaves open which of the call's copies were handed over.
+    DeviceError from `submit_steps` or `submit_pages` leaves open which of the call's copies were handed over.
     """
 
     @property
@@ -60,8 +60,8 @@ class Mover(Protocol[Prepared]):
         """Do what is done once for a group, without handing anything over. DeviceError when it cannot be."""
         ...
 
-    def submit_step(self, prepared: Prepared, step: int, stream: int) -> int:
-        """Hand over all layers of one step (`layout.steps[step]`) of every page; return the number of operations."""
+    def submit_steps(self, prepared: Prepared, first: int, past: int, stream: int) -> int:
+        """Hand over all layers of some steps (`layout.steps[first:past]`) of every page; return how many operations."""
         ...
 
     def submit_pages(self, prepared: Prepared, first: int, past: int, stream: int) -> int:

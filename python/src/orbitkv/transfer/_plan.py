@@ -123,6 +123,25 @@ class KVLayout:
         """Return what a copy of whole pages moves."""
         return columns_of(self.layers)
 
+    def columns_of_steps(self, first: int, past: int) -> tuple[Columns, ...]:
+        """Return what a copy of the steps `first` to `past` (exclusive) moves; each pair is worked out once."""
+        if past == first + 1:
+            return self.step_columns[first]
+        columns = self._pairs.get((first, past))
+        if columns is None:
+            columns = columns_of(self.layers[self.steps[first][0] : self.steps[past - 1][1]])
+            self._pairs[first, past] = columns
+        return columns
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[int, int], tuple[Columns, ...]]:
+        return {}
+
+    @cached_property
+    def step_bytes(self) -> tuple[int, ...]:
+        """Return the bytes of one page that each step reads."""
+        return tuple(sum(layer.block_bytes for layer in self.layers[first:past]) for first, past in self.steps)
+
     @staticmethod
     def from_tensors(
         tensors: Mapping[str, TensorLike], blocks: int | None = None, steps: Sequence[int] | None = None

@@ -1,4 +1,4 @@
-"""Restores of a device backend: groups handed over step by step, followed by the engine's streams, and watched.
+"""Restores of a device backend: groups handed over in the forward's order, followed by its streams, and watched.
 
 A group moves
 
@@ -6,6 +6,9 @@ A group moves
                                     │ a call failed before anything was handed over ──────► ended (failed)
                                     │ a call failed later: an event after what was ───────► ended (failed)
                                     └─ the device faulted ──► (lost: no result, see Common.lose)
+
+What is handed over at once, with one event, is a *unit*: the first step, then as many steps as make UNIT_BYTES. Short
+restores would otherwise be handed over more slowly than they are copied.
 
 Where no other group is being handed over, the caller hands over the first FIRST_OPERATIONS itself, since a thread that
 takes turns with the engine's at the interpreter needs longer for a step than its copy takes; the submitting thread does
@@ -31,14 +34,15 @@ import numpy as np
 from orbitkv._faults import FAULTS
 from orbitkv.errors import DeviceError, EngineFault, TransferError
 from orbitkv.transfer._common import Common, Done, Job, LayerHook
-from orbitkv.transfer._plan import Blocks, CopyPlan, check_group
+from orbitkv.transfer._plan import Blocks, CopyPlan, KVLayout, check_group
 from orbitkv.transfer._transfer import STALL_SECONDS, CopyTimes, Restore
 
 QUEUE_MAX = 1024  # plans that wait
 QUEUE_BYTES_MAX = 64 << 30  # bytes of the plans that wait
 BEGUN_MAX = 32  # groups that are begun at once: each holds an event a step
 BEGUN_BYTES_MAX = 8 << 30  # bytes of these, unless one group alone has more
-FIRST_OPERATIONS = 1024  # that the caller hands over, about 1 ms; a step that passes it is still finished
+FIRST_OPERATIONS = 1024  # that the caller hands over, about 1 ms; a unit that passes it is still finished
+UNIT_BYTES = 16 << 20  # that are handed over at once, unless one step has more: 0.3 ms of the link
 
 NO_PAGES: Blocks = np.empty(0, np.int64)
 
@@ -51,21 +55,23 @@ class Progress:
     def __init__(self, common: Common) -> None:
         self._common = common
         self._changed = threading.Condition()
-        self._events: list[int] = []  # one a step, and one more after what was handed over of a step that failed
-        self._followed: dict[int, int] = {}  # how many events each of the engine's streams comes after
-        self._steps = 0
+        self._events: list[int] = []  # one a unit, and one more after what was handed over of a unit that failed
+        self._unit_of: list[int] = []  # the unit of each step that was handed over
+        self._past: list[int] = []  # the step after each unit
+        self._followed: dict[int, int] = {}  # how many steps each of the engine's streams comes after
         self._complete: bool | None = None  # whether all steps were handed over, once nothing more is
         self._ended = False
 
-    def add(self, event: int) -> None:
-        """Enter the event of one more step."""
+    def add(self, event: int, steps: int) -> None:
+        """Enter the event of one more unit of so many steps."""
         with self._changed:
+            self._unit_of.extend([len(self._events)] * steps)
+            self._past.append(len(self._unit_of))
             self._events.append(event)
-            self._steps += 1
             self._changed.notify_all()
 
     def close(self, complete: bool, drain: int | None = None) -> None:
-        """Say that nothing more is handed over; `drain` is an event after what was, when a step of it failed."""
+        """Say that nothing more is handed over; `drain` is an event after what was, when a unit of it failed."""
         with self._changed:
             if drain is not None:
                 self._events.append(drain)
@@ -73,10 +79,10 @@ class Progress:
             self._changed.notify_all()
 
     def wait_step(self, step: int) -> int | None:
-        """Wait until a step was handed over and return its event; None when it never will be."""
+        """Wait until a step was handed over and return its unit's event; None when it never will be."""
         with self._changed:
-            self._changed.wait_for(lambda: self._steps > step or self._complete is not None)
-            return self._events[step] if self._steps > step else None
+            self._changed.wait_for(lambda: len(self._unit_of) > step or self._complete is not None)
+            return self._events[self._unit_of[step]] if len(self._unit_of) > step else None
 
     def wait_closed(self) -> tuple[bool, int | None]:
         """Wait until nothing more is handed over; return whether all was, and the last event."""
@@ -84,24 +90,23 @@ class Progress:
             self._changed.wait_for(lambda: self._complete is not None)
             return self._complete is True, self._events[-1] if self._events else None
 
-    def follow(self, count: int | None = None) -> None:
-        """Let the engine's current stream come after the first `count` events, or all. EngineFault: it cannot.
+    def follow_step(self, step: int) -> None:
+        """Let the engine's current stream come after a step that was handed over. EngineFault: it cannot.
 
-        Events are in the order of one stream, so a later one stands for those before it.
+        Events are in the order of one stream, so that of a unit stands for those before it.
         """
         self._common.raise_fault()
-        with self._changed:
-            if self._ended or not self._events:
-                return  # Every byte is in place, or none was ever on its way.
-            count = len(self._events) if count is None else count
-            try:
-                self._common.driver.bind()
-                stream = self._common.site.current_stream()
-                if self._followed.get(stream, 0) < count:
-                    self._common.driver.wait(stream, self._events[count - 1])
-                    self._followed[stream] = count
-            except DeviceError as fault:
-                raise EngineFault(f"the engine cannot be made to wait for its restored pages: {fault}") from fault
+        if self._ended:
+            return
+        stream = self._common.site.current_stream()
+        if self._followed.get(stream, 0) <= step:
+            self._follow(stream, self._unit_of[step])
+
+    def follow_all(self) -> None:
+        """Let the engine's current stream come after everything that was handed over. EngineFault: it cannot."""
+        self._common.raise_fault()
+        if not self._ended and self._events:
+            self._follow(self._common.site.current_stream(), len(self._events) - 1)
 
     def end(self) -> list[int]:
         """Say that everything that was handed over has ended; return the events, for which nobody will wait."""
@@ -109,6 +114,20 @@ class Progress:
             self._ended = True
             events, self._events = self._events, []
             return events
+
+    def _follow(self, stream: int, unit: int) -> None:
+        with self._changed:
+            if self._ended:
+                return  # Every byte is in place, or none was ever on its way.
+            past = self._past[unit] if unit < len(self._past) else len(self._unit_of) + 1  # The one after a failure.
+            if self._followed.get(stream, 0) >= past:
+                return
+            try:
+                self._common.driver.bind()
+                self._common.driver.wait(stream, self._events[unit])
+            except DeviceError as fault:
+                raise EngineFault(f"the engine cannot be made to wait for its restored pages: {fault}") from fault
+            self._followed[stream] = past
 
 
 class DeviceRestore(Restore):
@@ -122,14 +141,14 @@ class DeviceRestore(Restore):
         """Let the engine's current stream come after a layer's bytes; see Restore.wait_layer."""
         if not super().wait_layer(layer, timeout):
             return False
-        self._progress.follow(int(self.plan.layout.layer_steps[layer]) + 1)
+        self._progress.follow_step(int(self.plan.layout.layer_steps[layer]))
         return True
 
     def join(self, timeout: float = STALL_SECONDS) -> bool:
         """Let the engine's current stream come after every byte that is on its way; see Restore.join."""
         layers = len(self.plan.layout.layers)
         self._wait(lambda: self._layers == layers or self._over, timeout, "was not handed over")
-        self._progress.follow()
+        self._progress.follow_all()
         return self._layers == layers and not self.failed
 
 
@@ -146,10 +165,16 @@ class Restores:
     """See the module's text. `run_submissions` and `run_watch` are the bodies of its two threads."""
 
     def __init__(
-        self, common: Common, stream: int, on_layer: LayerHook | None, first_operations: int = FIRST_OPERATIONS
+        self,
+        common: Common,
+        stream: int,
+        on_layer: LayerHook | None,
+        first_operations: int = FIRST_OPERATIONS,
+        unit_bytes: int = UNIT_BYTES,
     ) -> None:
         self._common = common
         self._first_operations = first_operations
+        self._unit_bytes = unit_bytes
         self._stream = stream
         self._on_layer = on_layer
         self._queue: deque[RestoreGroup] = deque()
@@ -299,23 +324,23 @@ class Restores:
         else:
             job.thread += f" and {threading.current_thread().name}"
         began = time.monotonic()
-        steps = job.group.layout.steps
+        steps = len(job.group.layout.steps)
         job.handed = True
-        while job.step < len(steps) and (operations is None or job.copies < operations):
-            self._hand_over_step(group, job.step == len(steps) - 1)
-            job.step += 1
+        while job.step < steps and (operations is None or job.copies < operations):
+            self._hand_over_unit(group, unit_end(job.group.layout, job.group.pages, job.step, self._unit_bytes))
         job.submit_seconds += time.monotonic() - began
-        return job.step == len(steps)
+        return job.step == steps
 
-    def _hand_over_step(self, group: RestoreGroup, last: bool) -> None:
+    def _hand_over_unit(self, group: RestoreGroup, past: int) -> None:
         job, common = group.job, self._common
-        first, past = job.group.layout.steps[job.step]
-        job.copies += common.mover.submit_step(job.prepared, job.step, self._stream)
-        if last and common.verifier is not None:
+        first, steps = job.step, job.group.layout.steps
+        job.copies += common.mover.submit_steps(job.prepared, first, past, self._stream)
+        if past == len(steps) and common.verifier is not None:
             job.copies += common.verifier.after_restore(job.checked, self._stream)
-        group.progress.add(common.recorded(self._stream))
+        group.progress.add(common.recorded(self._stream), past - first)
+        job.step = past
         for restore in group.restores:
-            restore.advance(past - first)
+            restore.advance(steps[past - 1][1] - steps[first][0])
 
     def _drain(self, group: RestoreGroup) -> None:
         """Let the watcher wait for what was handed over of a group that failed, before it says so (I2)."""
@@ -383,3 +408,15 @@ class Restores:
         with self._common.changed:
             self._begun.remove(group)
             self._common.changed.notify_all()
+
+
+def unit_end(layout: KVLayout, pages: int, first: int, least: int) -> int:
+    """Return the step after the unit of a group of so many pages that begins with step `first`.
+
+    A unit has `least` bytes, but for the first, which the forward waits for, and the last.
+    """
+    past, size = first + 1, pages * layout.step_bytes[first]
+    while first > 0 and past < len(layout.steps) and size < least:
+        size += pages * layout.step_bytes[past]
+        past += 1
+    return past

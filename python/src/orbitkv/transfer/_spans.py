@@ -85,9 +85,10 @@ class Spans:
         self._blocks, self._hosts, self._chunks = blocks, hosts, chunks
         self._patterns: dict[tuple[int, int], Pattern] = {}
 
-    def step(self, step: int) -> Operations:
-        """Return the operations that move the layers of one step of every page."""
-        return self._operations(self._layout.step_columns[step], step in self._bordered)
+    def steps(self, first: int, past: int) -> Operations:
+        """Return the operations that move the layers of the steps `first` to `past` (exclusive) of every page."""
+        bordered = not self._bordered.isdisjoint(range(first, past))
+        return self._operations(self._layout.columns_of_steps(first, past), bordered)
 
     def whole(self) -> Operations:
         """Return the operations that move every page as a whole."""
@@ -145,9 +146,7 @@ class Spans:
         starts, rows = self._long_runs(stride, width)
         devices, hosts = self._blocks * stride, self._hosts
         # Every run has a neighbour to its first page, which says the pitch.
-        runs = self._strided(
-            width, devices[starts], gaps(devices)[starts], hosts[starts], gaps(hosts)[starts], rows
-        )
+        runs = self._strided(width, devices[starts], gaps(devices)[starts], hosts[starts], gaps(hosts)[starts], rows)
         if len(starts):
             edges = np.zeros(len(devices) + 1, np.int64)
             edges[starts] += 1
