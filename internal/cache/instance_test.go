@@ -316,3 +316,23 @@ func TestARankOfAWorldOfOneMaySchedule(t *testing.T) {
 	}
 	r.check()
 }
+
+// TestRanksByBackend counts attached ranks by the backend that they name: an unknown name is other, and a rank that left is not counted.
+func TestRanksByBackend(t *testing.T) {
+	r := newRig(t, Config{PoolBytes: 16 * mib})
+	for i, backend := range []string{"direct", "direct", "kernel", "warp"} {
+		id := fmt.Sprintf("engine %d", i)
+		a := shape{slices: []uint64{page}}.attach(id, 0)
+		a.Backend = backend
+		worker := r.connect(r.process(i+1), wire.RoleWorker)
+		if _, err := r.Attach(worker.id, a); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			r.must(r.Detach(worker.id, id))
+		}
+	}
+	if got, want := fmt.Sprint(r.Stats().RanksByBackend), "map[direct:1 host:0 kernel:1 other:1]"; got != want {
+		t.Errorf("ranks %s, want %s", got, want)
+	}
+}

@@ -87,6 +87,7 @@ type Stats struct {
 	SessionsStalled          uint64            `json:"sessions_stalled"`            // of both
 	Processes                uint64            `json:"processes"`                   //
 	Instances                uint64            `json:"instances"`                   //
+	RanksByBackend           map[string]uint64 `json:"ranks_by_backend"`            // attached: host, direct, kernel or other
 	Namespaces               uint64            `json:"namespaces"`                  //
 	NoticesDroppedTotal      uint64            `json:"notices_dropped_total"`       // a send queue was full
 	LateReportsTotal         uint64            `json:"late_reports_total"`          // harmless races
@@ -115,7 +116,7 @@ func (c *Cache) Stats() Stats {
 		Instances: uint64(len(c.instances)), Namespaces: uint64(len(c.namespaces)),
 		NoticesDroppedTotal: n.noticesDropped, LateReportsTotal: n.lateReports, JointAnswersDroppedTotal: n.jointDropped,
 		QueryReservedByPhase: map[string]uint64{}, PageEvictionsTotal: map[string]uint64{}, ResidentPages: map[string]uint64{},
-		ViolationsTotal: map[string]uint64{},
+		ViolationsTotal: map[string]uint64{}, RanksByBackend: map[string]uint64{"host": 0, "direct": 0, "kernel": 0, "other": 0},
 	}
 	stats.addPool(c)
 	stats.addTables(c)
@@ -156,6 +157,7 @@ func (stats *Stats) addTables(c *Cache) {
 		}
 	}
 	for _, inst := range c.instances {
+		stats.addRanks(inst)
 		if inst.joint == nil {
 			continue
 		}
@@ -164,6 +166,20 @@ func (stats *Stats) addTables(c *Cache) {
 				stats.addOperation(op)
 			}
 		}
+	}
+}
+
+// addRanks counts the attached ranks of an instance. A name that is not known counts as other, so that clients do not choose the labels.
+func (stats *Stats) addRanks(inst *instance) {
+	for _, slot := range inst.ranks {
+		if slot.process == nil {
+			continue
+		}
+		backend := slot.backend
+		if _, known := stats.RanksByBackend[backend]; !known {
+			backend = "other"
+		}
+		stats.RanksByBackend[backend]++
 	}
 }
 

@@ -107,6 +107,7 @@ var table = []row{
 	}},
 	{"orbitkv_sessions_stalled", Gauge, nil, "Of all sessions: those that have not answered for 10 s.", one(func(s cache.Stats) uint64 { return s.SessionsStalled })},
 	{"orbitkv_processes", Gauge, nil, "Living processes that have connected.", one(func(s cache.Stats) uint64 { return s.Processes })},
+	{"orbitkv_ranks", Gauge, []string{"backend"}, "Attached ranks by the backend that copies for them: host (memory copies), direct (a GPU's copy engines), kernel (a GPU's kernels) or other (a name that this Manager does not know).", each(func(s cache.Stats) map[string]uint64 { return s.RanksByBackend })},
 	{"orbitkv_instances", Gauge, nil, "Instances that have a rank or a scheduler, or hold something.", one(func(s cache.Stats) uint64 { return s.Instances })},
 	{"orbitkv_namespaces", Gauge, nil, "Namespaces that an instance uses or that have pages.", one(func(s cache.Stats) uint64 { return s.Namespaces })},
 	sessionsOpened, framesRead, connectionsClosed, connectionsRefused, callsRefused, httpRefused,
