@@ -8,7 +8,7 @@ from python.tests.kernel.rig import Engine, Pages
 from harness.immediate import ImmediateDriver
 from harness.interpreted import Interpreted
 from orbitkv.errors import DeviceError, TransferError
-from orbitkv.kernel.mover import KernelMover, Prepared
+from orbitkv.kernel.mover import LAYOUTS_MAX, KernelMover, Prepared
 
 BLOCKS = [7, 2, 11, 5, 0]
 TARGETS = [1, 9, 3, 8, 10]
@@ -96,6 +96,37 @@ def test_layers_of_one_shape_share_a_launch_and_others_have_their_own() -> None:
         mover = mover_of(driver, engine)
         prepared = mover.prepare(pages.group(engine.layout, BLOCKS, restore=True))
         assert mover.submit_pages(prepared, 0, len(BLOCKS), driver.create_stream(0)) == launches
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_pages_of_another_layout_are_moved_and_the_engines_are_left_alone(restore: bool) -> None:
+    """An adapter checks a session on pages of its own while the engine serves from the same block numbers."""
+    driver = ImmediateDriver()
+    engine, other = Engine([512, 512], 12), Engine([512, 512], 4)
+    engine.fill(10)
+    other.fill(11)
+    before = engine.images()
+    pages = Pages(driver, engine.layout, 3, seed=12)
+    mover = mover_of(driver, engine)
+    prepared = mover.prepare(pages.group(other.layout, [3, 0, 1], restore=restore))
+    hand_over(mover, prepared, other, driver.create_stream(0), whole=not restore)
+    assert engine.images() == before
+    assert [pages.slice_of(page, 1024) for page in range(3)] == [other.slice_of(block) for block in (3, 0, 1)]
+
+
+def test_a_mover_keeps_the_runs_of_few_layouts() -> None:
+    driver = ImmediateDriver()
+    engines = [Engine([256], 12) for _ in range(LAYOUTS_MAX + 1)]
+    pages = Pages(driver, engines[0].layout, 1, seed=13)
+    mover = mover_of(driver, engines[0])
+    for engine in (*engines[:-1], engines[0]):
+        mover.release(mover.prepare(pages.group(engine.layout, [0], restore=True)))
+    kept = len(driver.allocated)
+    with pytest.raises(TransferError, match="this is another"):
+        mover.prepare(pages.group(engines[-1].layout, [0], restore=True))
+    assert len(driver.allocated) == kept
+    mover.close()
+    assert not driver.allocated
 
 
 def test_a_page_that_begins_at_no_multiple_of_a_word_is_refused() -> None:

@@ -10,7 +10,7 @@ from python.tests.kernel.rig import Engine, Pages
 
 from harness.immediate import ImmediateDriver
 from harness.interpreted import Interpreted
-from orbitkv.errors import ConfigurationError
+from orbitkv.errors import ConfigurationError, TransferError
 from orbitkv.kernel.mover import KernelMover
 from orbitkv.kernel.verifier import DigestVerifier
 from orbitkv.transfer._digest import DIGEST_MARK, digest_of
@@ -160,6 +160,14 @@ def test_a_layout_without_digests_is_refused() -> None:
     driver = ImmediateDriver()
     with pytest.raises(ConfigurationError, match="no layer of digests"):
         DigestVerifier(driver, Engine([256], 4).layout, launcher=Interpreted(driver))
+
+
+def test_pages_of_another_layout_are_refused() -> None:
+    """Their digests would be read from the engine's blocks of these numbers."""
+    rig = Rig([256])
+    _, verifier = rig.movers(rig.source)
+    with pytest.raises(TransferError, match="another layout"):
+        verifier.prepare(rig.pages.group(rig.target.layout, BLOCKS, restore=True))
 
 
 def test_many_pages_are_summed_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:

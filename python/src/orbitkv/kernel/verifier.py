@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import triton.language as tl
 
-from orbitkv.errors import ConfigurationError
+from orbitkv.errors import ConfigurationError, TransferError
 from orbitkv.kernel.geometry import LANES, largest_word, layer_table
 from orbitkv.kernel.kernels import SOUND, settle_rows, sum_terms
 from orbitkv.kernel.launcher import Launcher
@@ -42,6 +42,7 @@ class DigestVerifier:
         if not is_verified(layout):
             raise ConfigurationError("the layout has no layer of digests, so its pages cannot be verified")
         self._driver = driver
+        self._layout = layout
         self._launcher = launcher if launcher is not None else Launcher(driver)
         summed = layout.layers[:-1]
         self._count = len(summed)
@@ -62,7 +63,12 @@ class DigestVerifier:
             self._undo = undo.pop_all()
 
     def prepare(self, group: Group) -> Checked:
-        """Fill the group's table. Waits while older groups hold all of the tables' memory; see PageTables.take."""
+        """Fill the group's table. Waits while older groups hold all of the tables' memory; see PageTables.take.
+
+        TransferError when the group's pages are not of the verifier's layout.
+        """
+        if group.layout is not self._layout:
+            raise TransferError("pages of another layout than the engine's cannot be verified")
         table = self._tables[group.restore].take(group.blocks)
         if group.restore:
             self._status_of(table)[:] = 0
