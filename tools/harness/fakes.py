@@ -366,6 +366,7 @@ class FakeManager:
         self.memory: npt.NDArray[np.uint8] = np.zeros(pages * self.page_bytes, np.uint8)
         self.arena = Arena(0, -1, len(self.memory), self.memory)
         self.arenas_there = 1
+        self.arenas_unusable_because: str | None = None
         self.damage = False
         self.private_closed = False
         self._client = FakeClient(self.incarnation)

@@ -50,6 +50,7 @@ class ArenaTable(Mapping[int, Arena]):
         self._arenas: dict[int, Arena] = {}
         self._maps: list[mmap.mmap] = []
         self._announced = 0
+        self._fault: str | None = None  # why the first arena that was refused cannot be used
         self._closed = False
 
     def __getitem__(self, arena: int) -> Arena:
@@ -76,6 +77,17 @@ class ArenaTable(Mapping[int, Arena]):
         with self._changed:
             self._announced += 1
             self._changed.notify_all()
+
+    def refuse(self, fault: str) -> None:
+        """Note why an arena that came cannot be used."""
+        with self._changed:
+            self._fault = self._fault or fault
+
+    @property
+    def unusable_because(self) -> str | None:
+        """Return why arenas that came cannot be used, None when one of them can or none came."""
+        with self._changed:
+            return None if self._announced else self._fault
 
     def wait(self, minimum: int, timeout: float | None) -> int:
         """Wait for `minimum` announced arenas, the timeout in seconds or the table's end; return how many there are."""

@@ -30,6 +30,7 @@ class Pushes:
     """Queue and thread of one client.
 
     `answer` sends a frame and `end` closes the channel for a reason; the client sets both before a push can come.
+    `on_refused()` counts the arenas that cannot be used, but for those that an owner lets go of as it ends.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Pushes:
         arenas: ArenaTable,
         on_arena: Callable[[Arena], None] | None,
         on_notice: Callable[[_wire.Notice], None] | None,
+        on_refused: Callable[[], None],
     ) -> None:
         self.answer: Callable[[_wire.Message], None] | None = None
         self.end: Callable[[str], None] | None = None
@@ -44,6 +46,7 @@ class Pushes:
         self._table = arenas
         self._on_arena = on_arena
         self._on_notice = on_notice
+        self._on_refused = on_refused
         self._changed = threading.Condition()
         self._arenas: deque[tuple[_wire.Arena, int]] = deque()
         self._notices: deque[_wire.Notice] = deque()
@@ -143,8 +146,7 @@ class Pushes:
 
     def _tell(self, message: _wire.Arena, fault: str) -> None:
         if fault:
-            level = logging.DEBUG if self._closing else logging.ERROR  # An owner that ends lets go of what is begun.
-            log.log(level, "%s; pages in it are not used by this process", fault)
+            self._note(fault)
         text = fault.encode(errors="replace")[: _wire.TEXT_BYTES_MAX].decode(errors="ignore")
         try:
             if self.answer is not None:
@@ -153,3 +155,12 @@ class Pushes:
             return  # Nobody is left to tell.
         if not fault:
             self._table.announce()
+
+    def _note(self, fault: str) -> None:
+        """Tell and count an arena that cannot be used; that an owner lets go of one as it ends is no fault."""
+        if self._closing:
+            log.debug("%s; pages in it are not used by this process", fault)
+            return
+        log.error("%s; pages in it are not used by this process", fault)
+        self._table.refuse(fault)
+        self._on_refused()

@@ -88,7 +88,8 @@ class CacheManagerClient:
     `on_notice(notice)` is called for pushes about reservations and instances; an error of it is logged. An exception of
     either that `orbitkv._faults` does not list closes the channel.
     `on_bound(name)` is called each time that a bound bites, under locks of the client: it may count and no more. The
-    names are `messages_refused` (the channel's queue was full) and `leases_forgotten` (too many begun ones).
+    names are `messages_refused` (the channel's queue was full), `leases_forgotten` (too many begun ones) and
+    `arenas_refused` (this process cannot map or register one, mostly for a limit of its memory).
 
     ManagerUnavailable when nobody answers, Refused when the Manager refuses the session (ABI, user, limits),
     ConfigurationError here and in every method for an argument of a wrong kind.
@@ -114,7 +115,7 @@ class CacheManagerClient:
         self._last = {_wire.Query: 0, _wire.Reserve: 0}  # the number of the last operation of each kind
         self._submitting = threading.Lock()
         connection, self.path = connect(socket)
-        self._pushes = Pushes(self._arenas, on_arena, on_notice)
+        self._pushes = Pushes(self._arenas, on_arena, on_notice, lambda: count("arenas_refused"))
         try:
             self._channel = Channel(connection, self._pushed, lambda: count("messages_refused"))
         except (OSError, RuntimeError) as fault:  # No descriptor or thread is left.
@@ -149,6 +150,11 @@ class CacheManagerClient:
     def arenas(self) -> Mapping[int, Arena]:
         """Return the arenas mapped so far, by id."""
         return self._arenas
+
+    @property
+    def arenas_unusable_because(self) -> str | None:
+        """Return why arenas that came cannot be used here, None when one of them can or none came."""
+        return self._arenas.unusable_because
 
     @property
     def leases_in_use(self) -> list[int]:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.manager import ManagerProcess
+from harness.manager import ManagerProcess, eventually
+from orbitkv.adapter.attachment import Attachment
+from orbitkv.client import Arena, CacheManagerClient
+from orbitkv.errors import ArenaError
 
 ROOT = Path(__file__).resolve().parents[3]
 Start = Callable[..., ManagerProcess]
@@ -43,6 +46,27 @@ def shared_manager(orbitkv_binary: Path, tmp_path_factory: pytest.TempPathFactor
     manager = ManagerProcess(orbitkv_binary, tmp_path_factory.mktemp("shared")).start()
     yield manager
     manager.stop()
+
+
+@pytest.fixture
+def refuse_arenas(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that lets every rank fail to register arenas, with a text, from then on.
+
+    A wait for an arena ends once one was refused, since none will come.
+    """
+
+    def begin(text: str) -> None:
+        def refuse(_: Attachment, __: Arena) -> None:
+            raise ArenaError(text)
+
+        def wait(client: CacheManagerClient, _: int, __: float) -> int:
+            eventually(lambda: client.arenas_unusable_because is not None, "an arena is refused")
+            return 0
+
+        monkeypatch.setattr(Attachment, "_register_arena", refuse)
+        monkeypatch.setattr(CacheManagerClient, "wait_arenas", wait)
+
+    return begin
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from orbitkv.vllm.plans import Progress, StepPlan, StepReport
 from orbitkv.vllm.scheduler import Geometry, SchedulerSide
 from orbitkv.vllm.worker import EngineLayers, WorkerSide
 
+LIMIT = "RLIMIT_MEMLOCK is 64 KiB: raise it"
 PAGE, LAYERS, BLOCKS, BLOCK_BYTES = 16, 4, 64, 4096 + 512
 Make = Callable[..., "Replica"]
 
@@ -383,3 +384,34 @@ def test_a_golden_mismatch_refuses_to_start(manager: ManagerProcess) -> None:
     with pytest.raises(ConfigurationError, match="golden"):
         worker.begin()
     worker.close()
+
+
+def test_a_worker_that_can_register_no_arena_refuses_to_start(
+    manager: ManagerProcess, refuse_arenas: Callable[[str], None]
+) -> None:
+    refuse_arenas(LIMIT)
+    with pytest.raises(ConfigurationError, match=LIMIT):
+        Replica(manager.socket)
+    eventually(lambda: not manager.status()["cache"]["instances"], "the worker that refused has left")
+
+
+def test_arenas_that_cannot_be_registered_later_cost_the_hits_and_not_the_engine(
+    manager: ManagerProcess, replica: Make, refuse_arenas: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = replica()
+    engine.serve("a", 200)
+    engine.settle()
+    refuse_arenas(LIMIT)
+    manager.kill()
+    manager.start()
+    counted: list[float] = []
+
+    def refused() -> bool:
+        engine.step([], {})
+        counted.append(engine.workers[0].stats.take().get("arenas_refused", 0.0))  # type: ignore[arg-type]
+        return sum(counted) > 0
+
+    eventually(refused, "the arena of the new Manager is refused")
+    assert LIMIT in caplog.text
+    for _ in range(2):
+        assert engine.serve("a", 200)[0] == 0

@@ -290,6 +290,12 @@ def test_a_golden_mismatch_at_the_start_stops_it(
         ranks(wait=False)
 
 
+def test_a_rank_that_can_register_no_arena_refuses_to_start(ranks: Make, refuse_arenas: Callable[[str], None]) -> None:
+    refuse_arenas("RLIMIT_MEMLOCK is 64 KiB: raise it")
+    with pytest.raises(ConfigurationError, match="RLIMIT_MEMLOCK is 64 KiB: raise it"):
+        ranks(wait=False)
+
+
 def test_a_golden_mismatch_with_a_later_manager_leaves_the_rank_without_hits(
     manager: ManagerProcess, ranks: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_an_arena_is_mapped_registered_and_said_to_be_so(tmp_path: Path) -> None
         assert not any(os.get_inheritable(each) for each in open_memfds())
         assert seen == [client.arenas[0].address]
         assert 1 not in client.arenas
+        assert client.arenas_unusable_because is None, "one of them can be used"
     assert view[4096] == 42, "memory that is still viewed was unmapped"
 
 
@@ -105,8 +106,12 @@ def test_a_device_that_refuses_an_arena_is_told_to_the_manager(tmp_path: Path, f
         raise type(fault)(*fault.args)  # A new one: the traceback of one that is kept would keep the arena.
 
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the count alone
-    with scripted(tmp_path, script, on_arena=refuse) as client:
+    counted: list[str] = []
+    with scripted(tmp_path, script, on_arena=refuse, on_bound=counted.append) as client:
         assert client.wait_arenas(1, 0.0) == 0
+    assert client.arenas_unusable_because is not None
+    assert client.arenas_unusable_because.startswith("arena 3 could not be registered"), "the first one says why"
+    assert counted == ["arenas_refused"] * 2
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - the count alone
 
 
@@ -131,13 +136,15 @@ def test_an_owner_that_ends_is_brought_no_further_arenas(tmp_path: Path, caplog:
         assert ended.wait(DEADLINE)
         raise ArenaError(f"arena {arena.id} was let go of")
 
-    with scripted(tmp_path, script, on_arena=register) as client:
+    counted: list[str] = []
+    with scripted(tmp_path, script, on_arena=register, on_bound=counted.append) as client:
         assert inside.wait(DEADLINE)
         client.stop_pushes()
         stopped.set()
         client.ping()  # The third arena was read before the answer, and the channel lives.
     assert seen == [0]
-    assert caplog.messages == [], "what an owner lets go of is no error"
+    assert (caplog.messages, counted) == ([], []), "what an owner lets go of is no error"
+    assert client.arenas_unusable_because is None
     assert open_memfds() == []
 
 

@@ -140,6 +140,23 @@ def test_a_pause_as_long_as_the_chunk_took_follows_it_also_between_arenas() -> N
     assert pauses.lengths == [0.0, 0.25, 1.5, 0.5]
 
 
+def test_nothing_pauses_before_the_engine_serves() -> None:
+    clock = Clock()
+    pauses = Pauses(clock)
+    driver = LockingDriver()
+    serves: list[bool] = []
+
+    def lock(locked: int) -> None:
+        clock.now += 1.0
+        if locked == 2:
+            serves.append(True)
+
+    driver.at_register = lock
+    table = Registrations(driver, lambda: bool(serves), chunk_bytes=CHUNK, clock=clock, changed=pauses)  # type: ignore[arg-type]
+    table.register(arena(0, 5 * CHUNK))
+    assert pauses.lengths == [0.0, 0.0, 0.0, 1.0, 1.0]
+
+
 def test_time_that_passed_since_the_last_arena_is_no_pause() -> None:
     clock = Clock()
     pauses = Pauses(clock)

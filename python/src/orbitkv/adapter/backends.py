@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from orbitkv.adapter.logs import LOGGER
@@ -44,7 +45,8 @@ class BackendChoice:
             )
         self._settings = settings
         self._layout = layout
-        self._site = site
+        self._serving = False
+        self._site = None if site is None else replace(site, serving=lambda: self._serving)
         self.name = choose_backend(settings.transfer_backend, layout, site)
         self.writer = "host" if site is None else "cuda_shared" if may_share_device() else "cuda"
         if site is None:
@@ -59,6 +61,10 @@ class BackendChoice:
                 layout.slice_bytes,
                 self.writer,
             )
+
+    def serve(self) -> None:
+        """Say that the engine has proved its tensors and goes on: arenas are registered with pauses from now on."""
+        self._serving = True
 
     def make(self, on_layer: Callable[[Transfer, int], None] | None = None) -> TransferBackend:
         """Return a backend of this choice; `on_layer(transfer, layer)` is called when a restored layer is in place."""

@@ -20,6 +20,7 @@ from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.plans import PublishPlan, RestorePlan, SlicePlace, slice_of
 from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
+from orbitkv.client import CacheManagerClient
 from orbitkv.errors import ConfigurationError, OrbitKVError
 from orbitkv.timeline import Stage, Timeline
 from orbitkv.transfer import CopyPlan, CopyTimes, KVLayout, Restore, Transfer
@@ -190,6 +191,20 @@ def fields_of(times: CopyTimes) -> dict[str, int | str]:
         "last_layer_us": round(times.last_layer_seconds * 1e6),
         "thread": times.thread,
     }
+
+
+def refuse_start(result: GoldenResult, client: CacheManagerClient) -> None:
+    """Stop an engine's start after a golden round trip that went wrong for good. ConfigurationError.
+
+    That is one that brought back other bytes, or that found no arena because a limit of this process keeps each from
+    being used: the engine would serve without hits and only its log would say why.
+    """
+    refuse_mismatch(result)
+    fault = client.arenas_unusable_because
+    if result is GoldenResult.NOT_RUN and fault is not None:
+        raise ConfigurationError(
+            f"this engine can use none of the arenas that the Cache Manager brought, so it would get no hits: {fault}"
+        )
 
 
 def refuse_mismatch(result: GoldenResult) -> None:

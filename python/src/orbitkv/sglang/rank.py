@@ -31,8 +31,8 @@ import numpy.typing as npt
 from orbitkv.adapter.attachment import RankPlace
 from orbitkv.adapter.backends import BackendChoice
 from orbitkv.adapter.breaker import Breaker
-from orbitkv.adapter.copies import Copies, refuse_mismatch
-from orbitkv.adapter.golden import GoldenResult, PageAccess
+from orbitkv.adapter.copies import Copies, refuse_mismatch, refuse_start
+from orbitkv.adapter.golden import PageAccess
 from orbitkv.adapter.link import Link
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.lookup import Ask, Lookups, Window
@@ -40,7 +40,7 @@ from orbitkv.adapter.plans import Blocks
 from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
-from orbitkv.errors import EngineFault
+from orbitkv.errors import ConfigurationError, EngineFault
 from orbitkv.sglang.loads import Load, Loads
 from orbitkv.sglang.offloads import Offloads
 from orbitkv.sglang.proof import SCRATCH_PAGES, ProvenAttachment
@@ -164,14 +164,18 @@ class RankSide:
         self._worker: Link[ProvenAttachment] = Link(f"rank {place.rank}", self._connect_worker, exchange=self._exchange)
 
     def begin(self) -> None:
-        """Connect, attach and prove the tensors while every page is spare. ConfigurationError on other bytes."""
+        """Connect, attach and prove the tensors while every page is spare. ConfigurationError: see `refuse_start`."""
         refuse_mismatch(self._copies.prove_alone(1, 2, self._choice))  # page 0 is the pool's padding
         self._worker.start()
         attachment = self._worker.session
-        if attachment is not None and attachment.result is GoldenResult.MISMATCH:
-            self._worker.stop()
-            refuse_mismatch(attachment.result)
+        if attachment is not None:
+            try:
+                refuse_start(attachment.result, attachment.client)
+            except ConfigurationError:
+                self._worker.stop()
+                raise
         self._scheduler.start()
+        self._choice.serve()
 
     # The order of a pass.
 

@@ -138,7 +138,7 @@ class Common:
         self.verifier = verifier
         self.changed = threading.Condition()
         self.events = EventPool(site.driver)
-        self.registrations = Registrations(site.driver)
+        self.registrations = Registrations(site.driver, site.serving)
         self.closing = False
         self.fault: str | None = None
         self._arenas: dict[int, ArenaUse] = {}

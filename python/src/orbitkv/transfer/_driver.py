@@ -132,10 +132,12 @@ class DeviceSite:
 
     `current_stream()` is the stream on which the calling thread of the engine launches. `fences()` are the streams
     whose work so far must end before pages of the engine are read or written; it is called by the thread that submits.
-    `numa` is the host's node next to the device, -1 when the machine does not say.
+    `numa` is the host's node next to the device, -1 when the machine does not say. `serving()` says whether threads of
+    the engine launch work, which waits while host memory is being locked; any thread may call it.
     """
 
     driver: Driver
     current_stream: Callable[[], int]
     fences: Callable[[], Sequence[int]]
     numa: int = -1
+    serving: Callable[[], bool] = lambda: True

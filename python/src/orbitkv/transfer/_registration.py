@@ -2,7 +2,8 @@
 
 An arena is registered in chunks by whoever brings it, in the background of the engine: launches of the engine's
 threads wait while a chunk is being locked, so a pause as long as the chunk took follows it, also between two arenas.
-No copy may cross the border of two chunks.
+An engine that starts and does not serve yet waits for the arenas itself, so nothing pauses. No copy may cross the
+border of two chunks.
 
 Lock order: none is nested. `_changed` guards the table; calls of the driver are made outside of it.
 """
@@ -45,6 +46,7 @@ class Registrations:
     def __init__(
         self,
         driver: Driver,
+        serving: Callable[[], bool] = lambda: True,
         *,
         chunk_bytes: int = REGISTER_CHUNK_BYTES,
         clock: Callable[[], float] = time.monotonic,
@@ -52,6 +54,7 @@ class Registrations:
         limits: Callable[[], str] = limits_text,
     ) -> None:
         self._driver = driver
+        self._serving = serving
         self._chunk_bytes = chunk_bytes
         self._clock = clock
         self._limits = limits
@@ -134,9 +137,10 @@ class Registrations:
         return locking
 
     def _pause(self, registration: Registration) -> None:
-        """Leave the driver to other threads for as long as the last chunk took. ArenaError when nobody wants more."""
+        """Leave the driver to an engine that serves, as long as the last chunk took. ArenaError: nobody wants more."""
         with self._changed:
-            self._changed.wait_for(lambda: not registration.wanted, max(0.0, self._quiet_until - self._clock()))
+            seconds = max(0.0, self._quiet_until - self._clock()) if self._serving() else 0.0
+            self._changed.wait_for(lambda: not registration.wanted, seconds)
             if not registration.wanted:
                 raise ArenaError(f"arena {registration.arena.id} was let go of while it was being registered")
 

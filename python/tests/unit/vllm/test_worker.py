@@ -176,6 +176,16 @@ def test_without_arenas_the_round_trip_is_still_due() -> None:
     rig.close()
 
 
+def test_arenas_that_nothing_can_register_refuse_to_start() -> None:
+    rig = Rig()
+    rig.manager.arenas_there = 0
+    rig.manager.arenas_unusable_because = "arena 0 cannot be locked. RLIMIT_MEMLOCK is 64 KiB: raise it."
+    with pytest.raises(ConfigurationError, match=r"no hits: arena 0 cannot be locked\. RLIMIT_MEMLOCK is .*raise it"):
+        rig.side.begin()
+    assert rig.attachment.told == [("detach",)]
+    rig.close()
+
+
 def test_lent_blocks_are_answered_in_a_later_step(rig: Rig) -> None:
     rig.side.end_step(rig.plan(golden=GoldenLoan(3, 4, 5)))
     assert rig.until_report().golden == {3: (1, GoldenResult.PASSED)}
