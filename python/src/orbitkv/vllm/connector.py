@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import vllm
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -80,6 +81,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._hello: WorkerHello | None = None
+        self._instance = ""  # the scheduler side's, as its workers named it
         self._unsupported = engine.unsupported(vllm_config, kv_cache_config)
         if self._unsupported and role is KVConnectorRole.SCHEDULER:
             log.warning("OrbitKV gives this engine no external hits: %s", self._unsupported)
@@ -163,7 +165,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Learn the instance from its workers and start the session with the Cache Manager."""
         hellos = [each.hello for each in metadata.values()]
         geometry = engine.geometry_of(self._vllm_config)
-        instance = hellos[0].instance
+        instance = self._instance = hellos[0].instance
         stats = Stats()
         link: Link[SchedulerSession] = Link(
             "scheduler",
@@ -200,7 +202,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.allocated(request.request_id, num_external_tokens, blocks.get_block_ids()[0])
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Return the step's plan."""
+        """Return the step's plan. A worker in this process begins its restores before the step is prepared."""
         if self._scheduler is None:
             return OrbitKVMetadata(StepPlan())
         requests, due = self._requests, self._scheduler.publisher.due
@@ -210,7 +212,11 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
             if name in due and requests[name].num_computed_tokens >= due[name]
         ]
         blocks = {name: ids[0] for name, ids in block_lists(scheduler_output) if name in requests}
-        return OrbitKVMetadata(self._scheduler.build_plan(running, blocks, scheduler_output.preempted_req_ids or ()))
+        plan = self._scheduler.build_plan(running, blocks, scheduler_output.preempted_req_ids or ())
+        worker = self._worker_here()
+        if worker is not None:
+            worker.begin_restores(plan, rewritten=writes_blocks_first(scheduler_output))
+        return OrbitKVMetadata(plan)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the workers' reports of a step."""
@@ -252,6 +258,14 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Return the Prometheus metrics of an API process."""
         return OrbitKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
+    def _worker_here(self) -> WorkerSide | None:
+        """Return the worker's side when this instance has one worker, in this process."""
+        worker = get_kv_transfer_group() if has_kv_transfer_group() else None
+        if not isinstance(worker, OrbitKVConnector) or worker._hello is None:
+            return None
+        alone = worker._hello.world == 1 and worker._hello.instance == self._instance
+        return worker._worker if alone else None
+
     def _plan(self) -> StepPlan:
         plan: StepPlan = self._get_connector_metadata().plan
         return plan
@@ -269,6 +283,11 @@ def left_alone(request: Any) -> bool:
         or request.skip_reading_prefix_cache
         or request.resumable
     )
+
+
+def writes_blocks_first(scheduler_output: Any) -> bool:
+    """Return whether a step writes blocks before its forward: it blanks new ones, or copies shared ones."""
+    return bool(scheduler_output.new_block_ids_to_zero or scheduler_output.kv_cache_block_copies)
 
 
 def progress_of(request: Any) -> Progress:

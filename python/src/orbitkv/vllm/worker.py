@@ -2,11 +2,12 @@
 
 One step on the engine's worker thread:
 
-    start_load_kv    `start`        submit the step's restores; may come after the forward in steps without any
-    layer hooks      `wait_layer`   let the forward pass a layer once its bytes are there
-    get_finished     `end_step`     what follows comes after every restored byte; submit the step's publishes
-    ...              `load_errors`  blocks that must be recomputed
-    ...              `report`       batches whose sources nobody reads any more
+    scheduling       `begin_restores`  submit the step's restores already, where the scheduler has this thread
+    start_load_kv    `start`           submit them otherwise; may come after the forward in steps without any
+    layer hooks      `wait_layer`      let the forward pass a layer once its bytes are there
+    get_finished     `end_step`        what follows comes after every restored byte; submit the step's publishes
+    ...              `load_errors`     blocks that must be recomputed
+    ...              `report`          batches whose sources nobody reads any more
 
 "Once" is the engine's stream on a device: the thread enqueues waits and goes on. On the host the thread itself waits.
 
@@ -36,12 +37,13 @@ from orbitkv.adapter.copies import Copies, refuse_mismatch
 from orbitkv.adapter.golden import GoldenResult, PageAccess
 from orbitkv.adapter.link import Link
 from orbitkv.adapter.logs import LOGGER
-from orbitkv.adapter.plans import Blocks, PublishPlan, RestorePlan
+from orbitkv.adapter.plans import PublishPlan, RestorePlan
 from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.errors import OrbitKVError
 from orbitkv.timeline import Stage, Timeline
-from orbitkv.transfer import DeviceSite, KVLayout, Restore, TransferBackend, is_verified
+from orbitkv.transfer import DeviceSite, KVLayout, TransferBackend, is_verified
+from orbitkv.vllm.early import Launches, Running, Submitted, unusable_blocks
 from orbitkv.vllm.plans import GoldenLoan, StepPlan, StepReport
 
 log = logging.getLogger(LOGGER)
@@ -58,21 +60,6 @@ class EngineLayers:
     pages: PageAccess
     index: Mapping[str, int]
     site: DeviceSite | None = None
-
-
-@dataclass
-class Running:
-    """A restore of this step. `usable` turns false at the first layer that will not arrive."""
-
-    plan: RestorePlan
-    restore: Restore
-    usable: bool = True
-
-
-def unusable_blocks(running: Running) -> Blocks:
-    """Return the blocks of a restore that did not succeed: those with another digest, or all when bytes are missing."""
-    bad = running.restore.bad
-    return running.plan.blocks[bad] if len(bad) else running.plan.blocks
 
 
 class WorkerSide:
@@ -97,6 +84,8 @@ class WorkerSide:
         self.stats = Stats()
         self._choice = BackendChoice(settings, layers.layout, layers.site)
         self._backend: TransferBackend | None = None  # the one that something was submitted to last
+        self._launches = Launches(layers.site)
+        self._begun: Submitted | None = None  # of a step that has not started
         self._running: list[Running] = []
         self._hooks = False  # whether layers of the running restores are waited for one by one
         self._passed: set[int] = set()  # those layers that the forward came to
@@ -125,25 +114,52 @@ class WorkerSide:
         result = self._copies.prove(attachment, 1, 2)
         if result is GoldenResult.MISMATCH:
             self._link.stop()
-        refuse_mismatch(result)
+            raise
         if result is GoldenResult.PASSED:
             self._proven = attachment.incarnation
 
     def start(self, plan: StepPlan, *, hooks: bool) -> None:
-        """Submit the restores of this step as one group; what cannot be submitted becomes a load error.
+        """Submit the restores of this step as one group if they have not begun; those that cannot be are load errors.
 
         `hooks` says whether `wait_layer` will be called for every layer. Otherwise what the engine launches from here
         on comes after the restores as a whole.
         """
+    def begin_restores(self, plan: StepPlan, *, rewritten: bool) -> None:
+        """Submit the restores of a step that is planned but not launched, where they may begin; else `start` does.
+
+        It is called for each step, before anything of it is launched. `rewritten` says whether the engine writes
+        blocks itself between now and the step's forward, which would be over their restored bytes.
+        """
+        self._settle_begun()
+        # A fence that is taken here covers the forwards so far only where they were launched from here, and the last
+        # step's own restores only once that step was closed.
+        if not plan.restores or rewritten or self._running or not self._launches.here:
+            return
+        self._begun = self._submit(plan)
+        if self._begun.running:
+            self.stats.count("load_early", len(self._begun.running))
+
         self._epoch = plan.epoch
         self._errors.update(plan.lost)
         if not plan.restores:
             return
-        self._submit(plan)
+        submitted, self._begun = self._begun, None
+        if submitted is None:
+            submitted = self._submit(plan)
+        elif not self._launches.here:
+            # The fence was taken elsewhere than where the engine launches: the bytes may come too early to last.
+            for running in submitted.running:
+                running.usable = False
+        self._launches.note()
+        self._running = submitted.running
+        self._errors.update(submitted.errors)
         self._hooks = hooks
         self._passed.clear()
         if not hooks:
+        if self._begun is not None and self._begun.plan is not plan:
+            self._settle_begun()
             self._join()
+            self._launches.compare()
 
     def wait_layer(self, name: str) -> None:
         """Hold the forward until a layer's bytes are in place. It does nothing in a step without restores."""
@@ -158,6 +174,7 @@ class WorkerSide:
             return
         begin = self._clock()
         for running in self._running:
+        self._launches.compare()
             # TransferStalled is not caught: the destination is unknown then, and only the engine's end is safe.
             running.usable = running.restore.wait_layer(layer) and running.usable
             self._timeline.record(Stage.LAYER_USED, running.plan.request, layer=layer)
@@ -210,19 +227,26 @@ class WorkerSide:
             choice=self._choice,
         )
 
-    def _submit(self, plan: StepPlan) -> None:
+    def _submit(self, plan: StepPlan) -> Submitted:
         attachment = self._link.session_of(plan.incarnation)
         if attachment is None:
             self.stats.count("load_failure", len(plan.restores))
-            self._refuse_restores(plan.restores, "its Cache Manager is gone")
-            return
+            return Submitted(plan, errors=refused_blocks(plan.restores, "its Cache Manager is gone"))
         try:
             restores = self._copies.restore(attachment, plan.slices, plan.restores)
         except OrbitKVError as fault:
-            self._refuse_restores(plan.restores, str(fault))
-            return
+            return Submitted(plan, errors=refused_blocks(plan.restores, str(fault)))
         self._backend = attachment.backend
-        self._running = [Running(each, restore) for each, restore in zip(plan.restores, restores, strict=True)]
+        return Submitted(plan, [Running(each, restore) for each, restore in zip(plan.restores, restores, strict=True)])
+
+    def _settle_begun(self) -> None:
+        """Close restores that were begun for a step that never came, as at a step's end."""
+        if self._begun is None:
+            return
+        self._running, self._hooks = self._begun.running, False
+        self._errors.update(self._begun.errors)
+        self._begun = None
+        self._close_restores()
 
     def _join(self) -> None:
         """Let everything that the engine launches from here on come after every byte of the step's restores."""
@@ -242,19 +266,11 @@ class WorkerSide:
                 arrived = running.restore.wait_all() and arrived
             if missed:
                 self.stats.count("load_unwaited")
-                self._refuse_restores(
-                    [running.plan], f"its forward came to the waits of {len(self._passed)} of {self._hooked} layers"
-                )
+                reason = f"its forward came to the waits of {len(self._passed)} of {self._hooked} layers"
+                self._errors.update(refused_blocks([running.plan], reason))
             elif not arrived:
                 self._errors.update(unusable_blocks(running).tolist())
         self._running = []
-
-    def _refuse_restores(self, plans: Sequence[RestorePlan], reason: str) -> None:
-        for plan in plans:
-            log.warning(
-                "restore of %d pages of request %s: %s; they are recomputed", len(plan.blocks), plan.request, reason
-            )
-            self._errors.update(plan.blocks.tolist())
 
     def _publish(self, attachment: Attachment | None, plan: StepPlan, publish: PublishPlan) -> None:
         if attachment is None or not self._place.storage:
@@ -286,3 +302,14 @@ class WorkerSide:
     def _golden_done(self, loan: int, result: GoldenResult) -> None:
         with self._lock:
             self._report.golden[loan] = (1, result)
+
+
+def refused_blocks(plans: Sequence[RestorePlan], reason: str) -> set[int]:
+    """Say why restores are not used, and return their blocks."""
+    blocks: set[int] = set()
+    for plan in plans:
+        log.warning(
+            "restore of %d pages of request %s: %s; they are recomputed", len(plan.blocks), plan.request, reason
+        )
+        blocks.update(plan.blocks.tolist())
+    return blocks
