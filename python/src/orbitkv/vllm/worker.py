@@ -33,14 +33,14 @@ from dataclasses import dataclass
 
 from orbitkv.adapter.attachment import Attachment, RankPlace
 from orbitkv.adapter.backends import BackendChoice
-from orbitkv.adapter.copies import Copies, refuse_mismatch
+from orbitkv.adapter.copies import Copies, refuse_start
 from orbitkv.adapter.golden import GoldenResult, PageAccess
 from orbitkv.adapter.link import Link
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.plans import PublishPlan, RestorePlan
 from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
-from orbitkv.errors import OrbitKVError
+from orbitkv.errors import ConfigurationError, OrbitKVError
 from orbitkv.timeline import Stage, Timeline
 from orbitkv.transfer import DeviceSite, KVLayout, TransferBackend, is_verified
 from orbitkv.vllm.early import Launches, Running, Submitted, unusable_blocks
@@ -105,25 +105,25 @@ class WorkerSide:
         return self._proven
 
     def begin(self) -> None:
-        """Connect, attach and prove the tensors while every block is spare; ConfigurationError on other bytes."""
+        """Connect, attach and prove the tensors while every block is spare; ConfigurationError: see `refuse_start`."""
         self._link.start()
+        self._prove()
+        self._choice.serve()
+
+    def _prove(self) -> None:
         attachment = self._link.session
         if attachment is None or not attachment.attached or self._layers.layout.blocks < 3:
             return
         # Block 0 is the engine's null block.
         result = self._copies.prove(attachment, 1, 2)
-        if result is GoldenResult.MISMATCH:
+        try:
+            refuse_start(result, attachment.client)
+        except ConfigurationError:
             self._link.stop()
             raise
         if result is GoldenResult.PASSED:
             self._proven = attachment.incarnation
 
-    def start(self, plan: StepPlan, *, hooks: bool) -> None:
-        """Submit the restores of this step as one group if they have not begun; those that cannot be are load errors.
-
-        `hooks` says whether `wait_layer` will be called for every layer. Otherwise what the engine launches from here
-        on comes after the restores as a whole.
-        """
     def begin_restores(self, plan: StepPlan, *, rewritten: bool) -> None:
         """Submit the restores of a step that is planned but not launched, where they may begin; else `start` does.
 
@@ -139,9 +139,18 @@ class WorkerSide:
         if self._begun.running:
             self.stats.count("load_early", len(self._begun.running))
 
+    def start(self, plan: StepPlan, *, hooks: bool) -> None:
+        """Submit the restores of this step as one group if they have not begun; those that cannot be are load errors.
+
+        `hooks` says whether `wait_layer` will be called for every layer. Otherwise what the engine launches from here
+        on comes after the restores as a whole.
+        """
         self._epoch = plan.epoch
         self._errors.update(plan.lost)
+        if self._begun is not None and self._begun.plan is not plan:
+            self._settle_begun()
         if not plan.restores:
+            self._launches.compare()
             return
         submitted, self._begun = self._begun, None
         if submitted is None:
@@ -156,10 +165,7 @@ class WorkerSide:
         self._hooks = hooks
         self._passed.clear()
         if not hooks:
-        if self._begun is not None and self._begun.plan is not plan:
-            self._settle_begun()
             self._join()
-            self._launches.compare()
 
     def wait_layer(self, name: str) -> None:
         """Hold the forward until a layer's bytes are in place. It does nothing in a step without restores."""
@@ -168,13 +174,13 @@ class WorkerSide:
         layer = self._layers.index.get(name)
         if layer is None:
             return
+        self._launches.compare()
         first = layer not in self._passed
         self._passed.add(layer)
         if layer == self._settings.fault.skip_layer:
             return
         begin = self._clock()
         for running in self._running:
-        self._launches.compare()
             # TransferStalled is not caught: the destination is unknown then, and only the engine's end is safe.
             running.usable = running.restore.wait_layer(layer) and running.usable
             self._timeline.record(Stage.LAYER_USED, running.plan.request, layer=layer)
