@@ -11,6 +11,7 @@ from python.tests.manager.sglang_rig import BLOCK_BYTES, LAYERS, Admitted, Ranks
 
 from harness.manager import ManagerProcess, eventually
 from orbitkv._channel import Channel
+from orbitkv.adapter.backends import BackendChoice
 from orbitkv.adapter.golden import GoldenCheck, GoldenResult
 from orbitkv.client import CacheManagerClient, Namespace
 from orbitkv.errors import CallTimeout, ConfigurationError
@@ -288,6 +289,20 @@ def test_a_golden_mismatch_at_the_start_stops_it(
     monkeypatch.setattr(GoldenCheck, "run", lambda *_: GoldenResult.MISMATCH)
     with pytest.raises(ConfigurationError, match="golden"):
         ranks(wait=False)
+
+
+def test_a_rank_goes_on_once_it_is_proved(ranks: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    run = GoldenCheck.run
+
+    def prove(check: GoldenCheck, source: int, target: int) -> GoldenResult:
+        order.append("proved")
+        return run(check, source, target)
+
+    monkeypatch.setattr(GoldenCheck, "run", prove)
+    monkeypatch.setattr(BackendChoice, "serve", lambda _: order.append("goes on"))
+    ranks()
+    assert order == ["proved", "goes on"]
 
 
 def test_a_rank_that_can_register_no_arena_refuses_to_start(ranks: Make, refuse_arenas: Callable[[str], None]) -> None:

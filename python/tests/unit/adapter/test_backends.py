@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.device import FakeDriver
 from harness.fakes import FakeTensors
+from orbitkv.adapter import backends
 from orbitkv.adapter.backends import BackendChoice, may_share_device
 from orbitkv.adapter.settings import read_settings
 from orbitkv.adapter.tensors import TensorPages, device_of, layout_of
 from orbitkv.errors import ConfigurationError
+from orbitkv.transfer import DeviceSite
 
 LAYERS, BLOCKS, BLOCK_BYTES = 2, 4, 4096
 
@@ -29,6 +32,24 @@ def test_host_memory_is_copied_by_the_processor_and_one_line_says_so(caplog: pyt
     backend = choice.make()
     assert backend.name == "host"
     backend.close()
+
+
+def test_arenas_are_registered_with_pauses_once_the_engine_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a backend that was made before, which still registers when the start has waited long enough."""
+    made: list[DeviceSite] = []
+    tensors = FakeTensors(LAYERS, BLOCKS, BLOCK_BYTES)
+    monkeypatch.setattr(backends, "choose_backend", lambda *_: "direct")
+    monkeypatch.setattr(backends, "make_backend", lambda *_, site, **__: made.append(site))
+    with FakeDriver() as driver:
+        site = DeviceSite(driver, lambda: 5, lambda: (5, 6), numa=1)
+        assert site.serving(), "whoever has no start waits for nothing"
+        choice = BackendChoice(read_settings({}, {}), tensors.layout, site)
+        choice.make()
+        assert not made[0].serving()
+        choice.serve()
+        choice.make()
+    assert [each.serving() for each in made] == [True, True]
+    assert (made[0].driver, made[0].current_stream(), made[0].fences(), made[0].numa) == (driver, 5, (5, 6), 1)
 
 
 def test_nobody_checks_digests_of_host_memory() -> None:

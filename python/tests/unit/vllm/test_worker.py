@@ -12,6 +12,7 @@ import pytest
 
 from harness.fakes import FakeManager, FakeTensors
 from orbitkv.adapter.attachment import Attachment, RankPlace
+from orbitkv.adapter.backends import BackendChoice
 from orbitkv.adapter.golden import GoldenResult
 from orbitkv.adapter.plans import PublishPlan, RestorePlan, SlicePlace
 from orbitkv.adapter.reports import Report
@@ -165,6 +166,19 @@ def test_a_layout_that_was_read_wrongly_is_a_mismatch() -> None:
     rig.tensors.shift = 64  # The engine's own view begins elsewhere than the addresses that copies use.
     with pytest.raises(ConfigurationError, match="golden"):
         rig.side.begin()
+    rig.close()
+
+
+@pytest.mark.parametrize("arenas", [0, 1])
+def test_the_engine_goes_on_once_its_tensors_are_proved_or_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, arenas: int
+) -> None:
+    rig = Rig()
+    rig.manager.arenas_there = arenas
+    proven: list[bytes] = []
+    monkeypatch.setattr(BackendChoice, "serve", lambda _: proven.append(rig.side.proven))
+    rig.side.begin()
+    assert proven == [rig.manager.incarnation if arenas else b""]
     rig.close()
 
 
