@@ -6,8 +6,9 @@ layout that was read wrongly shows. The page lives in a private namespace that i
 
 At start every block is spare; later an adapter lends two free ones. An instance gives no hits before every rank passed.
 
-On a device the pattern is written in the order of one stream and copied in that of another, so it is settled before the
-copy; the target is read after the copy's terminal result.
+On a device the pattern is written in the order of one stream, while forwards and copies have others: what the engine
+launched is settled before the pattern is written, and the pattern before it is copied. The target is read after the
+copy's terminal result.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class RoundTrip:
         return [(index, layer) for index, layer in enumerate(self.layout.layers) if layer.name != DIGEST_LAYER]
 
     def _fill(self, seed: bytes, source: int, target: int) -> None:
+        # A forward that was launched before the blocks were lent may still write them, in the order of another stream.
+        self.pages.settle()
         for index, layer in self._layers:
             content = pattern(seed, index, layer.block_bytes)
             self.pages.write(index, source, content)

@@ -365,6 +365,26 @@ def test_the_golden_round_trip_settles_what_it_wrote_before_it_is_copied(rigs: A
     assert rig.side.report().golden == {3: (1, GoldenResult.PASSED)}
 
 
+def test_the_golden_round_trip_waits_for_what_may_still_write_its_blocks(rigs: Any) -> None:
+    """The blocks were free when they were lent, for a scheduler that is ahead of the device."""
+    rig = rigs()
+    rig.side.begin()
+    rig.driver.hold(rig.engine.current)
+    rig.engine.run(lambda: rig.tensors.write(0, 4, np.full(BLOCK_BYTES, NEXT_OWNER, np.uint8)))
+    settle = rig.pages.settle
+
+    def settle_all() -> None:
+        rig.driver.go()
+        rig.driver.until(lambda: not rig.driver.entries(rig.engine.current), "the forward's end")
+        settle()
+
+    rig.pages.settle = settle_all
+    rig.pages.prompt, rig.driver.first = True, (rig.pages.stream,)
+    rig.side.end_step(rig.plan(golden=GoldenLoan(3, 4, 5)))
+    eventually(lambda: bool(rig.side._report), "the loan is answered")
+    assert rig.side.report().golden == {3: (1, GoldenResult.PASSED)}
+
+
 def test_a_round_trip_needs_no_manager_and_locks_memory_of_its_own(rigs: Any) -> None:
     rig = rigs()
     before = dict(rig.driver.registered)
