@@ -13,8 +13,11 @@ import torch
 import vllm
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.config import CUDAGraphMode
+from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.forward_context import ForwardContext
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from orbitkv.adapter.stats import COUNTERS, GAUGES, HISTOGRAMS
@@ -22,6 +25,7 @@ from orbitkv.errors import ConfigurationError
 from orbitkv.transfer import DIGEST_BYTES, is_verified
 from orbitkv.vllm import OrbitKVConnector, connector, engine
 from orbitkv.vllm.metrics import OrbitKVPromMetrics, OrbitKVStats
+from orbitkv.vllm.plans import WorkerHello
 from orbitkv.vllm.tensors import engine_layers, forward_order
 from orbitkv.vllm.worker import EngineLayers
 
@@ -293,6 +297,69 @@ def test_a_step_hears_whether_its_hooks_run(mode: CUDAGraphMode, by_layer: bool,
     made._worker = SimpleNamespace(start=lambda plan, hooks: heard.append((plan, hooks)))  # type: ignore[assignment]
     made.start_load_kv(context(V1, mode))
     assert heard == [(plan, hooks)]
+
+
+class Planned:
+    """A scheduler side that plans one restore, and a worker's side that hears of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plan = object()
+        self.heard: list[tuple[Any, bool]] = []
+        self.monkeypatch = monkeypatch
+        self.connector = object.__new__(OrbitKVConnector)
+        self.connector._requests = {}
+        self.connector._instance = "this"
+        self.connector._scheduler = SimpleNamespace(  # type: ignore[assignment]
+            publisher=SimpleNamespace(due={}), build_plan=lambda *_: self.plan
+        )
+
+    def worker(self, kind: type = OrbitKVConnector, instance: str = "this", world: int = 1) -> Any:
+        """Return a connector of a worker."""
+        made: Any = object.__new__(kind)
+        made._hello = WorkerHello(instance, 0, world, b"")
+        made._worker = SimpleNamespace(begin_restores=lambda plan, rewritten: self.heard.append((plan, rewritten)))
+        return made
+
+    def step(self, agent: Any, **output: Any) -> None:
+        """Plan a step while this is what the process has as its worker's connector."""
+        self.monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", agent)
+        fields: dict[str, Any] = {"new_block_ids_to_zero": None, "kv_cache_block_copies": None, **output}
+        step = SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None, kv_connector_block_state=None, **fields)
+        assert self.connector.build_connector_meta(step).plan is self.plan
+
+
+@pytest.mark.parametrize(
+    ("output", "rewritten"),
+    [
+        ({}, False),
+        ({"new_block_ids_to_zero": [3]}, True),
+        ({"kv_cache_block_copies": [(1, 2)]}, True),
+    ],
+)
+def test_a_worker_in_this_process_hears_of_the_plan_itself(
+    monkeypatch: pytest.MonkeyPatch, output: dict[str, Any], rewritten: bool
+) -> None:
+    planned = Planned(monkeypatch)
+    planned.step(planned.worker(), **output)
+    assert [(plan is planned.plan, first) for plan, first in planned.heard] == [(True, rewritten)]
+
+
+@pytest.mark.parametrize("what", ["another process", "several connectors", "another instance", "several ranks"])
+def test_a_worker_elsewhere_hears_of_the_plan_when_its_step_starts(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    planned = Planned(monkeypatch)
+    agents = {
+        "another process": None,
+        "several connectors": planned.worker(MultiConnector),
+        "another instance": planned.worker(instance="that"),
+        "several ranks": planned.worker(world=2),
+    }
+    planned.step(agents[what])
+    assert planned.heard == []
+
+
+def test_what_the_step_of_vllm_writes_first_has_the_names_that_are_asked_for() -> None:
+    fields = {field.name for field in dataclasses.fields(SchedulerOutput)}
+    assert {"new_block_ids_to_zero", "kv_cache_block_copies"} <= fields
 
 
 def test_tokens_in_flight_are_not_confirmed() -> None:

@@ -136,8 +136,7 @@ class WorkerSide:
         if not plan.restores or rewritten or self._running or not self._launches.here:
             return
         self._begun = self._submit(plan)
-        if self._begun.running:
-            self.stats.count("load_early", len(self._begun.running))
+        self.stats.count("load_early", len(self._begun.running))
 
     def start(self, plan: StepPlan, *, hooks: bool) -> None:
         """Submit the restores of this step as one group if they have not begun; those that cannot be are load errors.
