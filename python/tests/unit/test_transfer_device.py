@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from harness.device import HIGHEST, LIMIT_S, LOWEST
+from harness.device import HIGHEST, LIMIT_S, LOWEST, FakeDriver
 from harness.device_rig import BLOCKS, Rig, Stop
 from harness.kv import LAYOUTS, UNIT
 from harness.manager import eventually
+from orbitkv._arenas import Arena
 from orbitkv.errors import TransferError
-from orbitkv.transfer import Transfer, _common, _publishes, _restores
-from orbitkv.transfer._mover import Group
+from orbitkv.transfer import DeviceSite, Transfer, _common, _publishes, _restores
+from orbitkv.transfer._common import Common
+from orbitkv.transfer._mover import Group, Mover
 from orbitkv.transfer._registration import Registrations
 
 Bytes = npt.NDArray[np.uint8]
@@ -385,6 +388,20 @@ def test_a_wrong_plan_is_refused_and_holds_nothing(rig: Rig) -> None:
     assert not rig.driver.registered, "no plan holds it"
     with pytest.raises(TransferError, match="not registered"):
         rig.publish(good)
+
+
+def test_the_engine_is_asked_whether_it_serves_while_an_arena_is_locked() -> None:
+    asked: list[bool] = []
+
+    def serving() -> bool:
+        asked.append(True)
+        return False
+
+    with FakeDriver() as driver:
+        common = Common(DeviceSite(driver, lambda: 0, lambda: (), serving=serving), cast(Mover[Any], None), None)
+        common.register(Arena(0, -1, UNIT, np.zeros(UNIT, np.uint8)))
+        assert asked == [True]
+        common.unregister(0)
 
 
 def test_an_arena_stays_locked_until_the_last_copy_that_uses_it_has_ended(rig: Rig) -> None:
