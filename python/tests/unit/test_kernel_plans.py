@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from harness.immediate import ImmediateDriver
 from orbitkv.errors import ConfigurationError, DeviceError, TransferError, TransferStalled
 from orbitkv.kernel.geometry import ITEMS_MAX, Launch, joined, largest_word, plan_launches
-from orbitkv.kernel.tables import PageTables, Table
+from orbitkv.kernel.tables import LockedMemory, PageTables, Table
 from orbitkv.transfer._digest import DIGEST_FIRST, DIGEST_SECOND, DIGEST_STEP, digest_of
 from orbitkv.transfer._plan import Columns
 
@@ -64,6 +66,37 @@ def test_tables_that_live_never_overlap_and_room_comes_back(seed: int) -> None:
     for table in live:
         tables.give(table)
     assert tables.take(numbers(64), timeout=0.0).start == 0
+
+
+def test_a_table_may_end_where_the_oldest_begins() -> None:
+    tables = PageTables(ImmediateDriver(), 8, columns=1)
+    first, second = tables.take(numbers(3)), tables.take(numbers(5))
+    tables.give(first)
+    assert tables.take(numbers(1), timeout=0.0).start == 0
+    assert tables.take(numbers(2), timeout=0.0).start == 1
+    tables.give(second)
+    assert tables.take(numbers(5), timeout=0.0).start == 3
+    with pytest.raises(TransferStalled):
+        tables.take(numbers(1), timeout=0.0)
+
+
+def test_a_table_may_fill_all_that_is_free_before_the_oldest() -> None:
+    tables = PageTables(ImmediateDriver(), 8, columns=1)
+    first = tables.take(numbers(3))
+    tables.take(numbers(5))
+    tables.give(first)
+    assert tables.take(numbers(3), timeout=0.0).start == 0
+
+
+def test_a_child_does_not_inherit_locked_memory() -> None:
+    """Its copy of the pages would leave open which of the two the device writes."""
+    memory = LockedMemory(ImmediateDriver(), 4096)
+    lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        place = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if place and int(place[1], 16) <= memory.address < int(place[2], 16):
+            break
+    assert "dc" in next(line for line in lines if line.startswith("VmFlags:")).split()
 
 
 def test_whoever_finds_no_room_waits_for_the_oldest_table() -> None:
