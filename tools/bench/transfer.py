@@ -290,6 +290,11 @@ def median_ms(seconds: Sequence[float]) -> float:
     return statistics.median(seconds) * 1e3 if seconds else 0.0
 
 
+def machine() -> str:
+    """Return what the figures of this machine stand under."""
+    return f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors, Python {platform.python_version()}"
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Rates of the transfer backends on a CUDA device.")
@@ -301,13 +306,12 @@ def main() -> None:
     options = parser.parse_args()
     driver = CudaDriver(options.device)
     driver.bind()
-    machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors, Python {platform.python_version()}"
-    print(f"{machine}, device {options.device} at {driver.bus_id()}")
+    print(f"{machine()}, device {options.device} at {driver.bus_id()}")
     rows = table(driver, options.backend.split(","), QUICK if options.quick else SHAPES, options.samples)
     if options.json:
         with options.json.open("a", encoding="utf-8") as out:
             for row in rows:
-                out.write(json.dumps({"machine": machine, **row.figures()}) + "\n")
+                out.write(json.dumps({"machine": machine(), **row.figures()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,10 +40,11 @@ class EngineChoice:
     fault: str = ""
     query_wait_us: int = 500_000  # no request of a qualification is computed because an answer came late
     timeout_ms: int = 60_000
+    traced: bool = True
 
     def environment(self) -> dict[str, str]:
         """Return what the engine's processes need in their environment."""
-        values = {**base_environment(), SWITCH: "1"}
+        values = {**base_environment(), SWITCH: "1" if self.traced else "0"}
         if self.runner:
             values["VLLM_USE_V2_MODEL_RUNNER"] = {"v1": "0", "v2": "1"}[self.runner]
         return values
@@ -171,18 +172,23 @@ class Offline:
 
     def counts(self) -> Counts:
         """Return the engine's counters."""
-        names = ("prefix_cache_hits", "external_prefix_cache_hits", "num_preemptions", "orbitkv_load_failure")
-        sums = dict.fromkeys(names, 0)
-        for metric in self._llm.get_metrics():
-            name = metric.name.removeprefix("vllm:")
-            if name in sums:
-                sums[name] += int(metric.value)
-        return Counts(*(sums[name] for name in names))
+        return counted(self._llm.get_metrics())
 
     def restores(self) -> tuple[int, int]:
         """Return how many restores the timeline has, and how many of them no layer hook waited for."""
         with self._log.open(encoding="utf-8", errors="replace") as log:
             return count_restores(log)
+
+
+def counted(metrics: Iterable[Any]) -> Counts:
+    """Return the counters among an engine's metrics, as vllm.v1.metrics.reader gives them."""
+    names = ("prefix_cache_hits", "external_prefix_cache_hits", "num_preemptions", "orbitkv_load_failure")
+    sums = dict.fromkeys(names, 0)
+    for metric in metrics:
+        name = metric.name.removeprefix("vllm:")
+        if name in sums:
+            sums[name] += int(metric.value)
+    return Counts(*(sums[name] for name in names))
 
 
 def count_restores(lines: Iterator[str] | Sequence[str]) -> tuple[int, int]:
