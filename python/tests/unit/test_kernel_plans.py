@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import re
 import threading
@@ -10,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.device import FakeDriver
 from harness.immediate import ImmediateDriver
 from orbitkv.errors import ConfigurationError, DeviceError, TransferError, TransferStalled
 from orbitkv.kernel.geometry import ITEMS_MAX, Launch, joined, largest_word, plan_launches
-from orbitkv.kernel.tables import LockedMemory, PageTables, Table
+from orbitkv.kernel.tables import DeviceNumbers, LockedMemory, PageTables, Table
 from orbitkv.transfer._digest import DIGEST_FIRST, DIGEST_SECOND, DIGEST_STEP, digest_of
 from orbitkv.transfer._plan import Columns
 
@@ -131,6 +133,23 @@ def test_a_ring_that_closes_refuses_whoever_waits() -> None:
     tables.close()
     waiter.join(DEADLINE)
     assert [str(fault) for fault in faults] == ["the backend is closed"]
+
+
+def test_numbers_are_on_the_device_before_their_staging_goes() -> None:
+    with FakeDriver(held=True) as driver:
+        made: list[DeviceNumbers] = []
+
+        def make() -> None:
+            driver.bind()
+            made.append(DeviceNumbers(driver, numbers(5, 40)))
+
+        maker = threading.Thread(target=make)
+        maker.start()
+        driver.until(lambda: any(name in ("synchronize", "unregister") for _, name, _ in driver.calls), "the copy")
+        driver.go()
+        maker.join(DEADLINE)
+        assert not driver.violations
+        assert np.frombuffer(ctypes.string_at(made[0].address, 40), np.int64).tolist() == [40, 41, 42, 43, 44]
 
 
 def test_a_group_larger_than_the_engine_is_refused() -> None:
