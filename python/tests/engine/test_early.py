@@ -38,9 +38,9 @@ def prompt_of(seed: object, tokens: int) -> list[int]:
 
 
 def begun(engine: Engine) -> tuple[int, int]:
-    """Return how many restores arrived, and how many began early."""
-    success, early = (int(engine.counter(f"vllm:orbitkv_{name}_total")) for name in ("load_success", "load_early"))
-    return success, early
+    """Return how many restores arrived, and how many began early. A counter is absent before its first count."""
+    found = {name.partition("{")[0]: int(value) for name, value in engine.counters().items()}
+    return found.get("vllm:orbitkv_load_success_total", 0), found.get("vllm:orbitkv_load_early_total", 0)
 
 
 def wait_begun(engine: Engine, success: int, early: int) -> None:

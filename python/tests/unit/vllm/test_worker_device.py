@@ -302,8 +302,9 @@ def test_a_publish_reads_what_the_forward_wrote(rigs: Any, seed: int) -> None:
         assert np.array_equal(rig.manager.layer(0, layer, BLOCK_BYTES), content[layer])
 
 
-@pytest.mark.parametrize("after", [0, 1, LAYERS - 1])
+@pytest.mark.parametrize("after", [0, 1])
 def test_a_group_that_fails_reports_each_of_its_leases(rigs: Any, after: int) -> None:
+    """With its first step, or with what is handed over after it: the two others, which are short."""
     rig = rigs()
     plan = rig.plan(restores=[rig.restore([6, 4], 0, 8), rig.restore([3], 2, 9)])
     rig.driver.fail("copy_batch", after)
