@@ -237,6 +237,7 @@ class FakeClient:
         self.clock: Clock | None = None
         self.ranks_missing = 0
         self.maps_arenas = True
+        self.arenas_unusable_because: str | None = None
 
     def stop_pushes(self) -> None:
         """Map no further arenas."""

@@ -119,6 +119,7 @@ class RankAttachment(FakeAttachment):
 
     def __init__(self, incarnation: bytes, backend: TransferBackend) -> None:
         super().__init__(incarnation, backend)
+        self.client = FakeClient(incarnation)
         self.alive = self.attached = self.proven = True
         self.result = GoldenResult.PASSED
 
