@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +155,39 @@ def test_groups_that_run_together_have_results_of_their_own() -> None:
     for checked in reversed(checks):
         verifier.after_restore(checked, rig.stream)
     assert [verifier.result(checked).tolist() for checked in checks] == [[], [1]]
+
+
+def test_the_directions_add_up_in_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run on streams of their own, so sums in one place would mix."""
+    rig = Rig([256])
+    places: dict[bool, set[int]] = {False: set(), True: set()}
+    launch = rig.launcher.launch
+
+    def noted(kernel: object, programs: int, stream: int, *arguments: int, **constants: Any) -> None:
+        if "check" in constants:
+            places[constants["check"]].add(arguments[5])
+        launch(kernel, programs, stream, *arguments, **constants)
+
+    monkeypatch.setattr(rig.launcher, "launch", noted)
+    _, verifier = rig.movers(rig.source)
+    for restore in (False, True):
+        checked = verifier.prepare(rig.pages.group(rig.source.layout, BLOCKS, restore=restore))
+        if restore:
+            verifier.after_restore(checked, rig.stream)
+        else:
+            verifier.before_publish(checked, 0, len(BLOCKS), rig.stream)
+    assert len(places[False]) == len(places[True]) == 1
+    assert places[False] != places[True]
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_what_was_released_makes_room(restore: bool) -> None:
+    rig = Rig([256])
+    _, verifier = rig.movers(rig.source)
+    group = rig.pages.group(rig.source.layout, BLOCKS, restore=restore)
+    for _ in range(4):  # The engine's 12 blocks have room for three.
+        verifier.release(verifier.prepare(group))
+    assert verifier._tables[restore].waits == 0
 
 
 def test_a_layout_without_digests_is_refused() -> None:

@@ -273,6 +273,36 @@ def test_at_most_two_chunks_of_a_publish_are_on_the_device(rig: Rig, monkeypatch
     assert (rig.stored(plan) == wanted).all()
 
 
+def test_a_publish_that_moves_on_does_not_count_as_stalled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take longer than a stall as a whole, while restores overtake it."""
+    monkeypatch.setattr(_publishes, "PUBLISH_CHUNK_BYTES", 1)
+    ended = [0]
+
+    def before(call: str, _: Group, first: int) -> None:
+        if call == "pages":
+            rig.driver.launch(rig.save, lambda: None, gate=lambda: ended[0] > first)
+
+    rig.mover.before = before
+    rig.driver.go()
+    publish = rig.publish(rig.plan(range(5), range(5)))
+    watched = ("orbitkv-publish", "synchronize")
+    moved: list[float] = []
+    for chunk in range(3):
+        rig.driver.until(lambda: sum(call[:2] == watched for call in rig.driver.calls) > len(moved), "the next wait")
+        with rig.backend._common.changed:
+            since = rig.backend._publishes.oldest()
+        assert since is not None
+        moved.append(since)
+        with rig.driver.changed:
+            ended[0] = chunk + 1
+            rig.driver.changed.notify_all()
+    with rig.driver.changed:
+        ended[0] = 5
+        rig.driver.changed.notify_all()
+    assert publish.wait_all(LIMIT_S)
+    assert moved == sorted(set(moved)), "each chunk that ended counts"
+
+
 def test_a_page_larger_than_a_chunk_goes_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_publishes, "PUBLISH_CHUNK_BYTES", 1)
     plan = rig.plan(range(3), range(3))
