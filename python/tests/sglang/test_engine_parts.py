@@ -449,7 +449,7 @@ def test_every_metric_is_there_before_its_first_event() -> None:
     assert families == {f"sglang:orbitkv_{name}" for name in (*COUNTERS, *GAUGES, *HISTOGRAMS)}
 
 
-# One rank's process as far as its metrics go: it counts once, and ends with its input.
+# One rank's process as far as its metrics go: it counts once, says when its files are there, and ends with its input.
 COUNTING = """
 import sys
 from orbitkv.adapter.stats import Stats
@@ -457,6 +457,7 @@ from orbitkv.sglang.metrics import EngineMetrics
 stats = Stats()
 stats.count("load_bytes", 10 + int(sys.argv[1]))
 EngineMetrics({"model_name": "m", "tp_rank": sys.argv[1]}).follow(stats)
+print("there", flush=True)
 sys.stdin.read()
 """
 
@@ -464,7 +465,8 @@ sys.stdin.read()
 def test_each_rank_has_a_row_in_the_engine_s_folder_of_metrics(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     command = [sys.executable, "-c", COUNTING]
-    ranks = [subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, env=environment) for rank in range(2)]
+    pipe = subprocess.PIPE
+    ranks = [subprocess.Popen([*command, str(rank)], stdin=pipe, stdout=pipe, env=environment) for rank in range(2)]
     kept = CollectorRegistry()
     multiprocess.MultiProcessCollector(kept, str(tmp_path))
 
@@ -474,6 +476,8 @@ def test_each_rank_has_a_row_in_the_engine_s_folder_of_metrics(tmp_path: Path) -
         return {sample.labels["tp_rank"]: sample.value for sample in named}
 
     try:
+        # A file that is just being made cannot be read: it has no size yet.
+        assert [rank.stdout.readline() for rank in ranks if rank.stdout is not None] == [b"there\n"] * 2
         eventually(lambda: rows() == {"0": 10.0, "1": 11.0}, "both ranks have a row")
     finally:
         for rank in ranks:
