@@ -303,6 +303,31 @@ def test_a_publish_that_moves_on_does_not_count_as_stalled(rig: Rig, monkeypatch
     assert moved == sorted(set(moved)), "each chunk that ended counts"
 
 
+def test_the_chunks_of_a_publish_are_in_the_order_of_the_arena(rig: Rig) -> None:
+    """Neighbours of one chunk adjoin there, which is what few operations need."""
+    hosts: list[list[int]] = []
+    rig.mover.before = lambda call, group, _: hosts.append(group.hosts.tolist()) if call == "pages" else None
+    plan = rig.plan(range(6), [5, 0, 3, 1, 4, 2])
+    wanted = rig.held_slices(plan)
+    publish = rig.publish(plan)
+    rig.driver.go()
+    assert publish.wait_all(LIMIT_S)
+    assert hosts[0] == sorted(hosts[0])
+    assert (rig.stored(plan) == wanted).all()
+
+
+def test_few_events_wait_to_be_used_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_common, "EVENTS_IDLE_MAX", 3)
+    rig.driver.bind()
+    pool, before = _common.EventPool(rig.driver), rig.driver.events_alive
+    events = [pool.take() for _ in range(5)]
+    pool.give(events[:4])
+    pool.give(events[4:])
+    assert rig.driver.events_alive - before == 3
+    pool.close()
+    assert rig.driver.events_alive == before
+
+
 def test_a_page_larger_than_a_chunk_goes_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_publishes, "PUBLISH_CHUNK_BYTES", 1)
     plan = rig.plan(range(3), range(3))
