@@ -47,6 +47,26 @@ def works(rig: Rig) -> None:
     rig.backend.check()
 
 
+def test_what_was_begun_but_not_handed_over_is_reported_although_the_device_faults(rig: Rig) -> None:
+    """Its pages are as they were, so its extents need not stay reserved."""
+    stop = Stop()
+
+    def before(call: str, group: Group, _: int) -> None:
+        if call == "prepare" and group.blocks[0] == 4:
+            stop.here()
+
+    rig.mover.before = before
+    (lost,) = rig.restore(rig.plan([3], [1]))
+    (clean,) = rig.restore(rig.plan([4], [2]))
+    assert stop.reached.wait(LIMIT_S)
+    rig.driver.break_now()
+    with pytest.raises(EngineFault):
+        lost.wait_all(LIMIT_S)
+    stop.go.set()
+    assert not clean.wait_all(LIMIT_S)
+    assert not lost.done
+
+
 @pytest.mark.parametrize("kind", ["restore", "publish"])
 @pytest.mark.parametrize("call", ["record", "create_event"])
 def test_a_fault_at_the_fence_refuses_the_plan(rig: Rig, kind: str, call: str) -> None:
