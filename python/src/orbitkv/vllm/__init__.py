@@ -3,6 +3,7 @@
     connector.py  the class that vLLM makes, once per role: a thin facade over the two sides
     scheduler.py  the side in vLLM's scheduler: which pages are restored and published
     worker.py     the side in each worker: copies, waits for layers, reports
+    early.py      whether a restore may begin when its step is planned
 
 Only `connector.py`, `engine.py`, `tensors.py` and `metrics.py` import vLLM or torch. The rest is plain Python over
 small protocols, so that it is tested without an engine. The connector is imported on first use for the same reason.
