@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -314,6 +315,17 @@ def test_the_chunks_of_a_publish_are_in_the_order_of_the_arena(rig: Rig) -> None
     assert publish.wait_all(LIMIT_S)
     assert hosts[0] == sorted(hosts[0])
     assert (rig.stored(plan) == wanted).all()
+
+
+def test_a_ranks_slice_lies_at_its_offset_in_a_page(rig: Rig) -> None:
+    rig.driver.go()
+    there, back = rig.plan([3], [2]), rig.plan([4], [5])
+    wanted = rig.held_slices(there)
+    assert rig.publish(replace(rig.plan([3], [1]), slice_offset=rig.spacing)).wait_all(LIMIT_S)
+    assert (rig.stored(there) == wanted).all()
+    (restore,) = rig.restore(replace(rig.plan([4], [4]), slice_offset=rig.spacing))
+    assert restore.wait_all(LIMIT_S)
+    assert (rig.held_slices(back) == rig.stored(back)).all()
 
 
 def test_few_events_wait_to_be_used_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
