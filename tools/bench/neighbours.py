@@ -2,7 +2,7 @@
 
 Usage, from the root of the checkout, in an environment with vLLM:
 
-    PYTHONPATH=python/src:tools python -m bench.neighbours [--connector none|orbitkv] [--lengths 8192,32768] [--json FILE]
+    PYTHONPATH=python/src:tools python -m bench.neighbours [--connector none|orbitkv] [--lengths 8192,32768]
 
 Each sample is a round of its own: requests decode, one prompt comes beside them and gets its first token, all end. A
 row has the prompt's time to first token and, of the gaps between its neighbours' tokens meanwhile, p50, p99 and the
@@ -97,7 +97,8 @@ class Table:
         """Store the prompts that come again, and take all samples."""
         for tokens in self._options.lengths:
             self._kept[tokens] = self._fresh(tokens)
-            self._store(self._kept[tokens])
+            if self._rig:
+                self._store(self._kept[tokens])
         for row in self.rows:
             self._sample(Row(row.kind, row.tokens))  # The first of each shape compiles or loads what others find.
         for order in (self.rows, self.rows[::-1]):
@@ -144,11 +145,17 @@ class Table:
         return words(next(self._seeds), tokens)
 
     def _store(self, prompt: list[int]) -> None:
-        """Let a prompt be computed; return once its pages are stored."""
-        before = self._rig.inserted() if self._rig else 0
-        self._engine.ask(prompt, 1)
-        if self._rig:
-            self._rig.wait_inserted(before + len(prompt) // self._page)
+        """Let a prompt be computed until all of it is restored: a publish may be left out on a busy machine."""
+        whole = self.restorable(Row(RESTORED, len(prompt)))
+
+        def restored() -> bool:
+            self._forget()
+            before = self._engine.counts()
+            self._engine.ask(prompt, 1)
+            self._loaded()  # Waits until all of it is stored.
+            return self._engine.counts().since(before).external == whole
+
+        eventually(restored, f"all of a prompt of {len(prompt)} tokens is restored")
 
     def _forget(self) -> None:
         """Empty the device's cache."""

@@ -22,7 +22,7 @@ PLENTY = 10_000
 class FakeLLM:
     """An engine's face and a Manager's: it computes nothing, caches whole prompts and gives a token a turn of the loop.
 
-    `lossy` lets the Manager forget what it stored.
+    `lossy` lets nothing be restored beside requests that decode.
     """
 
     def __init__(self, lossy: bool = False) -> None:
@@ -31,7 +31,6 @@ class FakeLLM:
         self.stored: set[tuple[int, ...]] = set()
         self.found = Counts(0, 0, 0, 0)
         self.loaded = 0
-        self.pages = 0
         self.decoding: list[int] = []  # tokens of each request for more than one that is under way
         self.seen: list[tuple[int, list[int]]] = []  # tokens of each prompt for one token, and what decoded beside it
         self.ended = 0
@@ -65,13 +64,11 @@ class FakeLLM:
             self.found = dataclasses.replace(self.found, device=self.found.device + whole)
             return whole
         self.device.add(ids)
-        if ids in self.stored:
+        if ids in self.stored and not (self.lossy and self.decoding):
             self.found = dataclasses.replace(self.found, external=self.found.external + whole)
             self.loaded += whole * TOKEN_BYTES
             return whole
-        self.pages += len(ids) // PAGE
-        if not self.lossy:
-            self.stored.add(ids)
+        self.stored.add(ids)
         return 0
 
     async def reset_prefix_cache(self) -> bool:
@@ -102,8 +99,6 @@ def opened() -> Iterator[Opened]:
 def table_of(llm: FakeLLM, engine: Streaming, manager: bool = True) -> Table:
     rig: Any = SimpleNamespace(
         quiet=lambda: None,
-        inserted=lambda: llm.pages,
-        wait_inserted=lambda _: None,
         manager=SimpleNamespace(metric=lambda _: float(llm.loaded)),
     )
     options = SimpleNamespace(lengths=[64, 160], decoders=3, decoder_tokens=PLENTY, samples=2)
