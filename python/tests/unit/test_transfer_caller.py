@@ -11,6 +11,7 @@ from harness.device import LIMIT_S
 from harness.device_rig import Rig, Stop
 from harness.manager import eventually
 from orbitkv.errors import TransferError
+from orbitkv.transfer import Restore, Transfer
 from orbitkv.transfer._mover import Group
 
 ALL = 1024  # operations: more than any restore here has
@@ -122,6 +123,23 @@ def test_a_call_that_fails_in_the_callers_thread_fails_the_group(step: int) -> N
         assert (rig.held_slices(plan) == rig.stored(plan)).all()
 
 
+def test_the_watcher_hands_nothing_over() -> None:
+    """An adapter may submit the next restore when one has ended; a mover waits there for what only the watcher ends."""
+    with Rig(first_operations=ALL) as rig:
+        threads = threads_of(rig)
+        next_one: list[Restore] = []
+
+        def ended(_: Transfer) -> None:
+            next_one.extend(rig.backend.restore([rig.plan([4], [2])], on_done=rig.note))
+
+        (first,) = rig.backend.restore([rig.plan([3], [1])], on_done=ended)
+        assert first.wait_all(LIMIT_S)
+        eventually(lambda: len(rig.ended) == 1, "the second restore's end")
+        mine = threading.current_thread().name
+        assert threads == [mine] * rig.steps + ["orbitkv-restore"] * rig.steps
+        assert next_one[0].ok
+
+
 def test_an_interrupted_caller_leaves_its_group_to_the_submitting_thread() -> None:
     with Rig(first_operations=ALL) as rig:
         left = [2]
@@ -164,3 +182,15 @@ def test_closing_waits_for_what_a_caller_hands_over() -> None:
         assert (rig.held_slices(plan) == rig.stored(plan)).all()
         with pytest.raises(TransferError, match="closed"):
             rig.restore(plan)
+
+
+def test_whoever_hears_of_an_end_may_close_the_backend() -> None:
+    with Rig(first_operations=ALL) as rig:
+        closed = threading.Event()
+
+        def ended(_: object) -> None:
+            rig.backend.close()
+            closed.set()
+
+        rig.backend.restore([rig.plan([3], [1])], on_done=ended)
+        assert closed.wait(LIMIT_S)

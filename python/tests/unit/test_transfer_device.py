@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -537,3 +538,14 @@ def test_two_threads_submit_at_once() -> None:
             thread.join(LIMIT_S)
         assert not faults
         assert len(rig.ended) == 3 * 80
+
+
+def test_closing_lets_go_of_the_arenas() -> None:
+    """Whoever still knows an ended restore, or the closed backend, must not keep a dead Manager's memory mapped."""
+    with Rig() as rig:
+        view = weakref.ref(rig.arenas[0].view)
+        (restore,) = rig.restore(rig.plan([1], [1]))
+        assert restore.wait_all(LIMIT_S)
+        rig.backend.close()
+        rig.arenas.clear()
+        assert view() is None

@@ -8,7 +8,7 @@ import pytest
 from harness.device import LIMIT_S
 from harness.device_rig import BLOCKS, Rig
 from harness.kv import LAYOUTS
-from orbitkv.transfer._restores import unit_end
+from orbitkv.transfer._restores import Progress, unit_end
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -71,3 +71,14 @@ def test_a_layer_of_a_later_unit_is_not_read_before_it_came() -> None:
         rig.driver.until(lambda: len(reads) == len(plan.layout.layers), "every layer's read")
         for place, content in zip(plan.layout.layers, reads, strict=True):
             assert (content == wanted[:, place.offset : place.offset + place.block_bytes]).all(), place.name
+
+
+def test_a_unit_that_an_interrupt_repeats_moves_no_later_layer_to_an_earlier_event() -> None:
+    with Rig() as rig:
+        progress = Progress(rig.backend._common)
+        progress.add(11, 1)
+        progress.add(12, 3)
+        progress.add(13, 3)
+        progress.add(14, 4)
+        progress.close(True)
+        assert [progress.wait_step(step) for step in range(5)] == [11, 12, 12, 14, None]

@@ -161,6 +161,11 @@ class Common:
                 return
         self.registrations.unregister(arena)
 
+    def forget_arenas(self) -> None:
+        """Forget every arena: a view that stayed here would keep a dead Manager's memory mapped."""
+        with self.changed:
+            self._arenas.clear()
+
     def accept(self, transfers: Sequence[Transfer], on_done: Done, restore: bool, begin: float) -> Job:
         """Check plans against the arenas and return them as a job that holds those. TransferError when one is wrong."""
         plans = [transfer.plan for transfer in transfers]

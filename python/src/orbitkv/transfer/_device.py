@@ -136,9 +136,10 @@ class DeviceBackend:
                 self._common.closing = True
                 self._common.changed.notify_all()
             deadline = time.monotonic() + STALL_SECONDS
-            for thread in self._threads:
+            others = [thread for thread in self._threads if thread is not threading.current_thread()]
+            for thread in others:
                 thread.join(max(0.0, deadline - time.monotonic()))
-            if self._common.fault is not None or any(thread.is_alive() for thread in self._threads):
+            if self._common.fault is not None or any(thread.is_alive() for thread in others):
                 log.error(
                     "copies by CUDA device %d did not end: the arenas stay locked until this process exits",
                     self._common.driver.index,
@@ -152,6 +153,7 @@ class DeviceBackend:
         try:
             common.driver.bind()
             common.registrations.close()
+            common.forget_arenas()
             common.mover.close()
             if common.verifier is not None:
                 common.verifier.close()

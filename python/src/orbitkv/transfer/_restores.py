@@ -62,11 +62,11 @@ class Progress:
         self._complete: bool | None = None  # whether all steps were handed over, once nothing more is
         self._ended = False
 
-    def add(self, event: int, steps: int) -> None:
-        """Enter the event of one more unit of so many steps."""
+    def add(self, event: int, past: int) -> None:
+        """Enter the event of one more unit, which ends before step `past`; one that an interrupt repeats adds none."""
         with self._changed:
-            self._unit_of.extend([len(self._events)] * steps)
-            self._past.append(len(self._unit_of))
+            self._unit_of.extend([len(self._events)] * (past - len(self._unit_of)))
+            self._past.append(past)
             self._events.append(event)
             self._changed.notify_all()
 
@@ -182,6 +182,7 @@ class Restores:
         self._handing = False  # whether a group is being handed over, by whichever thread
         self._rest: RestoreGroup | None = None  # what a caller has begun to hand over, for the submitting thread
         self._submitting = True
+        self._watcher = 0  # the thread that gives back what a mover may wait for, so it hands nothing over
         self.refused = 0  # plans refused at a bound of the queue
 
     def busy(self) -> bool:
@@ -223,6 +224,8 @@ class Restores:
 
     def _is_next(self, job: Job) -> bool:
         """Return whether no older group is still to be handed over. The caller holds `changed`."""
+        if threading.get_ident() == self._watcher:
+            return False
         return not self._queue and not self._handing and self._room_to_begin(job)
 
     def _hand_over_first(self, group: RestoreGroup) -> None:
@@ -256,6 +259,7 @@ class Restores:
 
     def run_watch(self) -> None:
         """Watch group after group until the last that was handed over has ended."""
+        self._watcher = threading.get_ident()
         while (group := self._next_begun()) is not None:
             try:
                 self._watch(group)
@@ -337,7 +341,7 @@ class Restores:
         job.copies += common.mover.submit_steps(job.prepared, first, past, self._stream)
         if past == len(steps) and common.verifier is not None:
             job.copies += common.verifier.after_restore(job.checked, self._stream)
-        group.progress.add(common.recorded(self._stream), past - first)
+        group.progress.add(common.recorded(self._stream), past)
         job.step = past
         for restore in group.restores:
             restore.advance(steps[past - 1][1] - steps[first][0])

@@ -42,11 +42,17 @@ class Transfer:
 
     def __init__(self, plan: CopyPlan) -> None:
         self.plan = plan
+        self._begin = time.monotonic()
         self.times: CopyTimes | None = None
         self.bad: Blocks = np.empty(0, np.int64)
         self._changed = threading.Condition()
         self._result: bool | None = None
         self._unknown: str | None = None
+
+    @property
+    def age_seconds(self) -> float:
+        """Return the seconds since it was submitted."""
+        return time.monotonic() - self._begin
 
     @property
     def done(self) -> bool:
