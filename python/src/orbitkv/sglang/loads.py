@@ -360,6 +360,8 @@ class Loads:
         for load in layers.loads:
             self._timeline.record(Stage.LAYER_USED, load.request, layer=layer)
             assert load.plan is not None
+            if load.restore is not None and layer == len(self._steps) - 1:
+                self._copies.stats.observe("restore_resume_seconds", load.restore.age_seconds)
             for stored in range(first, past):
                 self._copies.corrupt(stored, load.plan)
 

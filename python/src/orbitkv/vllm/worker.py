@@ -267,6 +267,7 @@ class WorkerSide:
             # I11: a request's blocks count as loaded only when every layer of every page arrived, and no forward
             # passed one before.
             arrived = running.restore.join() and running.usable
+            self.stats.observe("restore_resume_seconds", running.restore.age_seconds)
             if self._verified:
                 arrived = running.restore.wait_all() and arrived
             if missed:

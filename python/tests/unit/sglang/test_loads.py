@@ -172,6 +172,9 @@ def test_a_forward_waits_for_each_layer_of_every_restore(rig: LoadRig) -> None:
         rig.held.restores[1].transfer.advance()
         assert forward.passed[layer].wait(WAIT_SECONDS)
     forward.end()
+    resumed = rig.stats.take()["restore_resume_seconds"]
+    assert isinstance(resumed, list)
+    assert len(resumed) == 2, "one for each restore, when the forward has passed its last layer"
     assert rig.acknowledged() == [], "layers are no end"
     rig.held.finish()
     rig.held.finish()

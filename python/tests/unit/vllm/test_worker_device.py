@@ -231,6 +231,9 @@ def test_a_forward_reads_restored_bytes_without_a_wait_of_the_host(rigs: Any, se
     assert rig.arrived([6, 3, 5])
     assert rig.until_told(2) == [("restored", 8, True, 2), ("restored", 9, True, 1)]
     assert rig.side.load_errors() == set()
+    resumed = rig.side.stats.take()["restore_resume_seconds"]
+    assert isinstance(resumed, list)
+    assert len(resumed) == 2, "one for each restore"
     for layer in range(LAYERS):
         for block in (3, 5):
             assert (rig.tensors.read(layer, block) == NEXT_OWNER).all(), "a copy came after the block's next owner"
