@@ -5,10 +5,10 @@ Usage: PYTHONPATH=python/src:tools python -m bench.transfer [--backend direct,ke
 A prefix lies page-first in host memory, one extent a page, and layer-first on the device, one range a layer, as engines
 hold it. A row is one direction of one shape: its time is that from the call which submits until the terminal result,
 with an event for each unit of layers, and `of plain` is the share that one plain copy of as many bytes takes of it,
-timed in the same way beside each of the row's copies. Blocks of the device are `ascending` or `descending` with the extents, or
-`scattered`. `build` and `submit` are the processor's time for planning and handing over, `copies` what the driver is
-given once adjacent pieces are merged. Every row is measured twice, the second time in the opposite order of rows; all
-figures are medians. Bytes are compared before a row counts.
+timed in the same way beside each of the row's copies. Blocks of the device are `ascending` or `descending` with the
+extents, or `scattered`. `build` and `submit` are the processor's time for planning and handing over, `copies` what the
+driver is given once adjacent pieces are merged. Every row is measured twice, the second time in the opposite order of
+rows; all figures are medians. Bytes are compared before a row counts.
 """
 
 from __future__ import annotations

@@ -71,18 +71,19 @@ class Attachment:
         self._attached = False
         self._reports = Reports(on_bound)
         self._writer = choice.writer
-        self.backend: TransferBackend = choice.make(self._note_layer if timeline.enabled else None)
+        # First, since it is tried each second while there is no Manager. Arenas come once this rank is attached.
+        self.client = CacheManagerClient(
+            settings.socket,
+            role=Role.WORKER,
+            name=f"worker {place.rank} of {place.instance}",
+            timeout_ms=settings.timeout_ms,
+            on_arena=self._register_arena,
+            on_bound=on_bound,
+        )
         try:
-            self.client = CacheManagerClient(
-                settings.socket,
-                role=Role.WORKER,
-                name=f"worker {place.rank} of {place.instance}",
-                timeout_ms=settings.timeout_ms,
-                on_arena=self._register_arena,
-                on_bound=on_bound,
-            )
+            self.backend: TransferBackend = choice.make(self._note_layer if timeline.enabled else None)
         except OrbitKVError:
-            self.backend.close()
+            self.client.close()
             raise
         self._epoch: Callable[[], int] = lambda: 0
         if previous is not None and previous.incarnation == self.incarnation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,7 +19,7 @@ from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import read_settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.client import CacheManagerClient, Status
-from orbitkv.errors import CallTimeout, ChannelClosed, OrbitKVError, Refused
+from orbitkv.errors import CallTimeout, ChannelClosed, DeviceError, ManagerUnavailable, OrbitKVError, Refused
 from orbitkv.timeline import Timeline
 from orbitkv.vllm.worker import EngineLayers, WorkerSide
 
@@ -200,6 +201,38 @@ def test_a_new_life_of_the_manager_hears_nothing_of_the_old_one(make: Make) -> N
     first.alive = False
     assert make(second, old).advance()
     assert (second.claimed, second.told) == ([], [])
+
+
+def lone_attachment(make_backend: Callable[..., Any]) -> Attachment:
+    """Make an attachment whose backend the function makes."""
+    settings, layout = read_settings({}, {}), FakeTensors(1, 2, 4096).layout
+    choice = cast(BackendChoice, SimpleNamespace(writer="host", make=make_backend))
+    return Attachment(settings, RankPlace("engine-1", 0, 1), layout, {}, Timeline("test", False), choice=choice)
+
+
+def test_without_a_manager_no_backend_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried each second, and a device's streams and tables would be made and dropped beside a serving engine."""
+    made: list[object] = []
+
+    def connect(*_: Any, **__: Any) -> WorkerClient:
+        raise ManagerUnavailable([("/nowhere", "absent")])
+
+    monkeypatch.setattr(attachment_module, "CacheManagerClient", connect)
+    with pytest.raises(ManagerUnavailable):
+        lone_attachment(made.append)
+    assert made == []
+
+
+def test_a_backend_that_cannot_be_made_leaves_no_session_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = WorkerClient()
+    monkeypatch.setattr(attachment_module, "CacheManagerClient", lambda *_, **__: client)
+
+    def refuse(*_: object) -> object:
+        raise DeviceError("cuStreamCreateWithPriority", 2, "out of memory")
+
+    with pytest.raises(DeviceError):
+        lone_attachment(refuse)
+    assert not client.alive
 
 
 def test_bounds_of_either_sides_client_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
