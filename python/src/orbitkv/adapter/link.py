@@ -146,13 +146,16 @@ class Link(Generic[S]):
         try:
             if self._session is None or not self._session.alive:
                 self._open()
-            return WATCH_SECONDS if self._session is not None and self._session.advance() else TICK_SECONDS
+            complete = self._session is not None and self._session.advance()
         except ManagerUnavailable as fault:
             self._tell_absence(fault)
         except (Refused, ConfigurationError) as fault:
             self._tell_refusal(str(fault))
         except (OrbitKVError, *EXHAUSTED) as fault:
-            log.warning("%s: %s", self._name, fault)
+            self._tell_refusal(str(fault), logging.WARNING)
+        else:
+            self._refusal = ""  # What went wrong before is over, and would be told again.
+            return WATCH_SECONDS if complete else TICK_SECONDS
         return RETRY_SECONDS
 
     def _open(self) -> None:
@@ -179,9 +182,13 @@ class Link(Generic[S]):
             )
         self._absent = True
 
-    def _tell_refusal(self, text: str) -> None:
+    def _tell_refusal(self, text: str, level: int = logging.ERROR) -> None:
+        """Say why there is no session, once for as long as it is the same."""
         if text != self._refusal:
-            log.error(
-                "%s: %s The engine serves without external hits; this is tried again each second.", self._name, text
+            log.log(
+                level,
+                "%s: %s The engine serves without external hits; this is tried again each second.",
+                self._name,
+                text,
             )
         self._refusal = text

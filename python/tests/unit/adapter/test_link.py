@@ -10,7 +10,7 @@ import pytest
 from orbitkv.adapter import link as link_module
 from orbitkv.adapter.link import Link
 from orbitkv.client import Status
-from orbitkv.errors import ManagerUnavailable, Refused
+from orbitkv.errors import DeviceError, ManagerUnavailable, Refused
 
 WAIT_SECONDS = 30.0
 
@@ -133,6 +133,28 @@ def test_a_dead_session_is_replaced_and_closed_after_its_successor_stands() -> N
     assert first.closed
     assert second.closed
     assert (first.detached, second.detached) == (False, True), "only the last one leaves for good"
+
+
+def test_a_trouble_is_told_once_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    """A device without room is tried each second: three attempts fail, two go well, and one fails again."""
+    outcomes = [False, False, False, True, True, False, True]
+
+    class Troubled(FakeSession):
+        def advance(self) -> bool:
+            if outcomes and not outcomes.pop(0):
+                raise DeviceError("cuStreamCreateWithPriority", 2, "out of memory")
+            if not outcomes:
+                self.complete.set()
+            return True
+
+    session = Troubled()
+    link = Link("test", lambda _: session)
+    with caplog.at_level(logging.WARNING, "vllm.orbitkv"):
+        link.start()  # tells of its own attempt, the first of them
+        assert session.complete.wait(WAIT_SECONDS)
+    link.stop()
+    told = [record for record in caplog.records if "tried again each second" in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING", "WARNING"]
 
 
 def test_a_refusal_after_the_start_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
