@@ -15,8 +15,9 @@ from harness.device import FakeDriver
 from harness.immediate import ImmediateDriver
 from orbitkv.errors import ConfigurationError, DeviceError, TransferError, TransferStalled
 from orbitkv.kernel.geometry import ITEMS_MAX, Launch, joined, largest_word, plan_launches
-from orbitkv.kernel.tables import DeviceNumbers, LockedMemory, PageTables, Table
+from orbitkv.kernel.tables import DeviceNumbers, PageTables, Table
 from orbitkv.transfer._digest import DIGEST_FIRST, DIGEST_SECOND, DIGEST_STEP, digest_of
+from orbitkv.transfer._locked import LockedMemory
 from orbitkv.transfer._plan import Columns
 
 DEADLINE = 60.0

@@ -6,7 +6,6 @@ group that there can be. Ranges come back in the order in which they were taken,
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -16,29 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orbitkv._arenas import MADV_DONTFORK, Bytes
 from orbitkv.errors import TransferError, TransferStalled
 from orbitkv.transfer._driver import Driver
+from orbitkv.transfer._locked import LockedMemory, copy_one
 from orbitkv.transfer._transfer import STALL_SECONDS
 
 NUMBER = 8  # bytes
-
-
-class LockedMemory:
-    """Host memory that the device reads and writes at the same address; zero at first."""
-
-    def __init__(self, driver: Driver, size: int) -> None:
-        self._driver = driver
-        # A child that shared the pages would get copies of them, and the device would write to which of the two?
-        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapping.madvise(MADV_DONTFORK)
-        self.bytes: Bytes = np.frombuffer(mapping, np.uint8)
-        self.address = int(self.bytes.ctypes.data)
-        driver.register(self.address, size)
-
-    def close(self) -> None:
-        """Unlock the memory; it goes with the last view of it."""
-        self._driver.unregister(self.address)
 
 
 class DeviceNumbers:
@@ -71,12 +53,6 @@ def scratch_stream(driver: Driver) -> Iterator[int]:
     finally:
         driver.destroy_event(event)
         driver.destroy_stream(stream)
-
-
-def copy_one(driver: Driver, target: int, source: int, size: int, stream: int) -> None:
-    """Hand one copy over."""
-    targets, sources, sizes = (np.array([number], np.uint64) for number in (target, source, size))
-    driver.copy_batch(targets, sources, sizes, stream)
 
 
 @dataclass

@@ -12,9 +12,10 @@ from orbitkv.errors import ConfigurationError, TransferError
 from orbitkv.kernel.geometry import LANES, largest_word, layer_table
 from orbitkv.kernel.kernels import SOUND, settle_rows, sum_terms
 from orbitkv.kernel.launcher import Launcher
-from orbitkv.kernel.tables import DeviceNumbers, LockedMemory, PageTables, Table, scratch_stream
+from orbitkv.kernel.tables import DeviceNumbers, PageTables, Table, scratch_stream
 from orbitkv.transfer._digest import is_verified
 from orbitkv.transfer._driver import Driver
+from orbitkv.transfer._locked import LockedMemory
 from orbitkv.transfer._mover import Group
 from orbitkv.transfer._plan import Blocks, KVLayout
 

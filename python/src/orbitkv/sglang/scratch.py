@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 from dataclasses import replace
 from typing import Protocol
 
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from orbitkv.adapter.golden import PageAccess
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.errors import ConfigurationError, DeviceError
-from orbitkv.transfer import DeviceSite, KVLayout
+from orbitkv.transfer import DeviceSite, KVLayout, LockedMemory, copy_one
 
 log = logging.getLogger(LOGGER)
 
@@ -64,11 +63,7 @@ class DeviceScratch:
     def __init__(self, layout: KVLayout, pages: int, site: DeviceSite) -> None:
         self._driver = site.driver
         self._driver.bind()
-        # Whole pages of memory of their own, since an address can be locked once.
-        self._window = mmap.mmap(-1, max(layer.block_bytes for layer in layout.layers))
-        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._window, np.uint8)
-        self._host = int(self._bytes.ctypes.data)
-        self._driver.register(self._host, len(self._bytes))
+        self._window = LockedMemory(self._driver, max(layer.block_bytes for layer in layout.layers))
         self._stream = self._driver.create_stream(self._driver.priorities()[0])
         self._event = self._driver.create_event()
         self._memory = self._driver.allocate(pages * layout.slice_bytes)
@@ -76,14 +71,14 @@ class DeviceScratch:
 
     def write(self, layer: int, block: int, content: npt.NDArray[np.uint8]) -> None:
         """Put `content` into the page."""
-        self._bytes[: len(content)] = content
-        self._copy(self._place(layer, block), self._host, len(content))
+        self._window.bytes[: len(content)] = content
+        self._copy(self._place(layer, block), self._window.address, len(content))
 
     def read(self, layer: int, block: int) -> npt.NDArray[np.uint8]:
         """Return the page's bytes."""
         size = self.layout.layers[layer].block_bytes
-        self._copy(self._host, self._place(layer, block), size)
-        return self._bytes[:size].copy()
+        self._copy(self._window.address, self._place(layer, block), size)
+        return self._window.bytes[:size].copy()
 
     def settle(self) -> None:
         """Do nothing: what was written is there."""
@@ -93,7 +88,7 @@ class DeviceScratch:
         try:
             self._driver.bind()
             self._driver.free(self._memory)
-            self._driver.unregister(self._host)
+            self._window.close()
             self._driver.destroy_event(self._event)
             self._driver.destroy_stream(self._stream)
         except DeviceError as fault:
@@ -105,8 +100,7 @@ class DeviceScratch:
 
     def _copy(self, target: int, source: int, size: int) -> None:
         self._driver.bind()
-        targets, sources, sizes = (np.array([each], np.uint64) for each in (target, source, size))
-        self._driver.copy_batch(targets, sources, sizes, self._stream)
+        copy_one(self._driver, target, source, size, self._stream)
         self._driver.record(self._event, self._stream)
         self._driver.synchronize(self._event)
 

@@ -2,8 +2,8 @@
 
 A plan names whole pages: for each an engine block and the location of the page's part in an arena. Layer l of a page
 lies at `slice_offset + layer.offset` of that location, unpadded, all layers in forward order. A backend copies the
-restores of one engine step together, layer by layer, and says when each layer is in place, so that the engine's forward
-overlaps with the copy. One step of the forward (usually one layer) of the whole group is one batch with one event.
+restores of one engine step together, in the forward's order, and says when each layer is in place, so that the engine's
+forward overlaps with the copy.
 
 Whoever submits never blocks; queues are bounded and refuse (TransferError) when they are full. `on_done` is called
 once for each accepted plan, by a thread of the backend, at once: terminal reports go to the Cache Manager from there.
@@ -29,7 +29,7 @@ from orbitkv.transfer._digest import DIGEST_BYTES, DIGEST_FORMAT, DIGEST_LAYER, 
 from orbitkv.transfer._direct import DirectMover
 from orbitkv.transfer._driver import DeviceSite
 from orbitkv.transfer._host import HostBackend
-from orbitkv.transfer._pieces import LOCATION_UNIT
+from orbitkv.transfer._locked import LockedMemory, copy_one
 from orbitkv.transfer._plan import CopyPlan, KVLayout, LayerLayout, TensorLike
 from orbitkv.transfer._transfer import STALL_SECONDS, CopyTimes, Publish, Restore, Transfer
 
@@ -38,7 +38,6 @@ __all__ = [
     "DIGEST_BYTES",
     "DIGEST_FORMAT",
     "DIGEST_LAYER",
-    "LOCATION_UNIT",
     "STALL_SECONDS",
     "CopyPlan",
     "CopyTimes",
@@ -48,12 +47,14 @@ __all__ = [
     "HostBackend",
     "KVLayout",
     "LayerLayout",
+    "LockedMemory",
     "Publish",
     "Restore",
     "TensorLike",
     "Transfer",
     "TransferBackend",
     "choose_backend",
+    "copy_one",
     "is_verified",
     "make_backend",
 ]

@@ -6,10 +6,10 @@ takes processors of the device from the engine: it is chosen only where batches 
 
 from __future__ import annotations
 
-import mmap
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from orbitkv.errors import DeviceError
 from orbitkv.transfer._driver import Addresses, Driver
+from orbitkv.transfer._locked import LockedMemory
 from orbitkv.transfer._plan import KVLayout
 
 KERNEL_SHARE = 0.6  # batches below this share of the link leave the copies to the kernel
@@ -55,14 +56,8 @@ def measure(driver: Driver, piece_bytes: int) -> Rates:
     driver.bind()
     device, size = allocate(driver)
     try:
-        # The pages exist once they are locked; the array keeps them until they are unlocked.
-        host = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-        source = int(host.ctypes.data)
-        driver.register(source, size)
-        try:
-            return timed(driver, device, source, size, min(piece_bytes, size))
-        finally:
-            driver.unregister(source)
+        with closing(LockedMemory(driver, size)) as host:  # Its pages exist once they are locked.
+            return timed(driver, device, host.address, size, min(piece_bytes, size))
     finally:
         driver.free(device)
 
