@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ EVENTS_IDLE_MAX = 4096  # events that wait to be used again; more than these are
 
 log = logging.getLogger("orbitkv.transfer")
 
+Taken = TypeVar("Taken")
 Done = Callable[[Transfer], None]
 LayerHook = Callable[[Transfer, int], None]
 
@@ -195,6 +196,24 @@ class Common:
             raise TransferError(f"{self.fault}; nothing more is copied")
         if self.closing:
             raise TransferError(f"the {self.mover.name} backend is closed")
+
+    def enter(self, job: Job, take: Callable[[], Taken]) -> Taken:
+        """Fence a job and let `take` queue or begin it, holding `changed`; return what it returns.
+
+        TransferError when nothing is accepted, or what `take` raises: nothing is held for the job then.
+        """
+        entered = False
+        try:
+            self.fence(job)
+            with self.changed:
+                self.check_open()
+                taken = take()
+                entered = True
+                self.changed.notify_all()
+        finally:
+            if not entered:
+                self.let_go(job)
+        return taken
 
     def fence(self, job: Job) -> None:
         """Record on each of the engine's streams an event of the job's own. DeviceError when one cannot be."""

@@ -20,13 +20,10 @@ from functools import partial
 from orbitkv._arenas import Arena
 from orbitkv._faults import FAULTS
 from orbitkv.errors import TransferError
+from orbitkv.transfer._bounds import QUEUE_MAX, YIELD_SECONDS, over_bound
 from orbitkv.transfer._pieces import Piece, copy_in, copy_out, pieces_of
 from orbitkv.transfer._plan import CopyPlan, LayerLayout, check_group
 from orbitkv.transfer._transfer import CopyTimes, Publish, Restore, Transfer
-
-QUEUE_MAX = 1024  # plans that wait in one direction
-QUEUE_BYTES_MAX = 64 << 30  # bytes of the plans that wait in one direction
-YIELD_SECONDS = 0.05  # the longest that one publish batch steps aside for restores
 
 log = logging.getLogger("orbitkv.transfer")
 
@@ -165,11 +162,9 @@ class HostBackend:
         job = Job([Part(each, pieces_of(each.plan, arenas), on_done) for each in transfers], begin)
         with self._lock:
             self._check_open()
-            waiting = sum(len(other.parts) for other in queue)
-            waiting_bytes = sum(other.bytes for other in queue)
-            if waiting + len(job.parts) > self._queue_max or waiting_bytes + job.bytes > QUEUE_BYTES_MAX:
+            if full := over_bound(queue, job, self._queue_max):
                 self.refused += len(job.parts)
-                raise TransferError(f"{waiting} plans with {waiting_bytes} bytes wait already, so this one is refused")
+                raise TransferError(full)
             queue.append(job)
             self._lock.notify_all()
 

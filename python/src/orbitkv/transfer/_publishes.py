@@ -10,11 +10,13 @@ import logging
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from orbitkv._faults import FAULTS
 from orbitkv.errors import DeviceError, TransferError
+from orbitkv.transfer._bounds import QUEUE_MAX, YIELD_SECONDS, over_bound
 from orbitkv.transfer._common import Common, Done, Job
 from orbitkv.transfer._plan import CopyPlan
 from orbitkv.transfer._restores import Restores
@@ -22,9 +24,6 @@ from orbitkv.transfer._transfer import Publish
 
 PUBLISH_CHUNK_BYTES = 32 << 20  # handed over at once, unless one page is larger: 0.6 ms of the link
 CHUNKS_MAX = 2  # on the device at once: one copies while the next is handed over
-QUEUE_MAX = 1024  # plans that wait
-QUEUE_BYTES_MAX = 64 << 30  # bytes of the plans that wait
-YIELD_SECONDS = 0.05  # the longest that one chunk steps aside for restores
 
 log = logging.getLogger("orbitkv.transfer")
 
@@ -58,18 +57,7 @@ class Publishes:
         # Chunks are pages in the order of the arena, where neighbours adjoin.
         order = np.argsort(job.group.hosts, kind="stable")
         job.group = replace(job.group, blocks=job.group.blocks[order], hosts=job.group.hosts[order])
-        queued = False
-        try:
-            self._common.fence(job)
-            with self._common.changed:
-                self._common.check_open()
-                self._check_room(job)
-                self._queue.append(job)
-                queued = True
-                self._common.changed.notify_all()
-        finally:
-            if not queued:
-                self._common.let_go(job)
+        self._common.enter(job, partial(self._take, job))
         return publish
 
     def run(self) -> None:
@@ -82,11 +70,12 @@ class Publishes:
         for job in unbegun:
             self._end(job, False, None)
 
-    def _check_room(self, job: Job) -> None:
-        size = sum(other.bytes for other in self._queue)
-        if len(self._queue) >= QUEUE_MAX or size + job.bytes > QUEUE_BYTES_MAX:
+    def _take(self, job: Job) -> None:
+        """Queue a publish. The caller holds `changed`."""
+        if full := over_bound(self._queue, job, QUEUE_MAX):
             self.refused += 1
-            raise TransferError(f"{len(self._queue)} plans with {size} bytes wait already, so this one is refused")
+            raise TransferError(full)
+        self._queue.append(job)
 
     def _next(self) -> Job | None:
         common = self._common

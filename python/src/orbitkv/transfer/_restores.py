@@ -28,17 +28,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from orbitkv._faults import FAULTS
 from orbitkv.errors import DeviceError, EngineFault, TransferError
+from orbitkv.transfer._bounds import QUEUE_MAX, over_bound
 from orbitkv.transfer._common import Common, Done, Job, LayerHook
 from orbitkv.transfer._plan import Blocks, CopyPlan, KVLayout, check_group
 from orbitkv.transfer._transfer import STALL_SECONDS, CopyTimes, Restore
 
-QUEUE_MAX = 1024  # plans that wait
-QUEUE_BYTES_MAX = 64 << 30  # bytes of the plans that wait
 BEGUN_MAX = 32  # groups that are begun at once: each holds an event a step
 BEGUN_BYTES_MAX = 8 << 30  # bytes of these, unless one group alone has more
 FIRST_OPERATIONS = 1024  # that the caller hands over, about 1 ms; a unit that passes it is still finished
@@ -202,25 +202,21 @@ class Restores:
         restores = [DeviceRestore(plan, progress) for plan in plans]
         job = self._common.accept(restores, on_done, True, begin)
         group = RestoreGroup(job, restores, progress)
-        taken = False
-        try:
-            self._common.fence(job)
-            with self._common.changed:
-                self._common.check_open()
-                self._check_room(job)
-                at_once = self._first_operations > 0 and self._is_next(job)
-                if at_once:
-                    self._begin(group)
-                else:
-                    self._queue.append(group)
-                taken = True
-                self._common.changed.notify_all()
-        finally:
-            if not taken:
-                self._common.let_go(job)
-        if at_once:
+        if self._common.enter(job, partial(self._take, group)):
             self._hand_over_first(group)
         return list(restores)
+
+    def _take(self, group: RestoreGroup) -> bool:
+        """Queue a group, or begin it at once; return whether its caller hands it over. The caller holds `changed`."""
+        if full := over_bound([waiting.job for waiting in self._queue], group.job, QUEUE_MAX):
+            self.refused += len(group.job.parts)
+            raise TransferError(full)
+        at_once = self._first_operations > 0 and self._is_next(group.job)
+        if at_once:
+            self._begin(group)
+        else:
+            self._queue.append(group)
+        return at_once
 
     def _is_next(self, job: Job) -> bool:
         """Return whether no older group is still to be handed over. The caller holds `changed`."""
@@ -238,13 +234,6 @@ class Restores:
                 self._handing = not done
                 self._rest = None if done else group
                 self._common.changed.notify_all()
-
-    def _check_room(self, job: Job) -> None:
-        plans = sum(len(group.job.parts) for group in self._queue)
-        size = sum(group.job.bytes for group in self._queue)
-        if plans + len(job.parts) > QUEUE_MAX or size + job.bytes > QUEUE_BYTES_MAX:
-            self.refused += len(job.parts)
-            raise TransferError(f"{plans} plans with {size} bytes wait already, so this one is refused")
 
     def run_submissions(self) -> None:
         """Hand over group after group until the backend closes and none is left."""

@@ -17,7 +17,7 @@ from orbitkv.sglang import offloads as offloads_module
 from orbitkv.sglang import waits
 from orbitkv.sglang.offloads import COPIES_MAX, OFFERS_MAX, Chunk, Offer, State
 from orbitkv.transfer import HostBackend
-from orbitkv.transfer._host import QUEUE_MAX
+from orbitkv.transfer._bounds import QUEUE_MAX
 
 WAIT_SECONDS = 30.0
 
