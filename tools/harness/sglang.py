@@ -145,9 +145,12 @@ class SglangEngine(Server[SglangConfig]):
     def update_weights(self, weights: Checkpoint | Path) -> None:
         """Load other weights of the same shape in place; EngineFailure when the engine refuses.
 
-        Weights of another shape end the engine.
+        Weights of another shape end the engine, and so does an update of one that is not idle: a request that was
+        answered may still be in its scheduler, which asserts after the update that its cache could be flushed
+        (`flush_cache_after_weight_update` of SGLang 0.5.20). So the engine is idle first.
         """
         folder = ensure(weights) if isinstance(weights, Checkpoint) else weights
+        self.flush()
         answer = http.post(self.port, "/update_weights_from_disk", {"model_path": str(folder)}).json()
         if not answer["success"]:
             raise EngineFailure(f"the engine did not take the weights in {folder}: {answer['message']}")
