@@ -40,6 +40,8 @@ func FuzzDecodeCommitted(f *testing.F) { fuzzDecode(f, TypeCommitted) }
 
 func FuzzDecodeAbandoned(f *testing.F) { fuzzDecode(f, TypeAbandoned) }
 
+func FuzzDecodeStop(f *testing.F) { fuzzDecode(f, TypeStop) }
+
 func FuzzDecodePing(f *testing.F) { fuzzDecode(f, TypePing) }
 
 func FuzzDecodePong(f *testing.F) { fuzzDecode(f, TypePong) }

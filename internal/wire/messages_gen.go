@@ -61,6 +61,8 @@ func New(t Type) Message {
 		return &Committed{}
 	case TypeAbandoned:
 		return &Abandoned{}
+	case TypeStop:
+		return &Stop{}
 	case TypePing:
 		return &Ping{}
 	case TypePong:
@@ -927,6 +929,31 @@ func (m *Abandoned) Decode(body []byte) error {
 	m.Reservation = d.u64("reservation")
 	m.Rank = d.u16("rank")
 	m.Ranges = d.ranges("ranges", m.Ranges[:0])
+	return d.end()
+}
+
+// Stop is frame 44 (sender: client; reply: result or error). Takes what is there of a query that waits or is being read: no further read starts for it, and it is ready with the leading pages that are complete.
+type Stop struct {
+	Operation uint64 // operation of the query or reserve
+	Revision  uint32 // its revision
+}
+
+// Type returns TypeStop.
+func (*Stop) Type() Type { return TypeStop }
+
+// Append implements Message.
+func (m *Stop) Append(dst []byte, id uint64) ([]byte, error) {
+	e := beginFrame(dst, TypeStop, id)
+	e.u64(m.Operation)
+	e.u32(m.Revision)
+	return e.end()
+}
+
+// Decode implements Message; arrays of records reuse the space that m holds.
+func (m *Stop) Decode(body []byte) error {
+	d := decoder{body: body, typ: TypeStop}
+	m.Operation = d.u64("operation")
+	m.Revision = d.u32("revision")
 	return d.end()
 }
 

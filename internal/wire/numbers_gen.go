@@ -58,6 +58,7 @@ const (
 	TypeReserved   Type = 31 // Grants of a reserve. Long answers come in parts with the same id.
 	TypeCommitted  Type = 32 // The rank's slices of these granted pages are complete in the arena.
 	TypeAbandoned  Type = 33 // The rank's slices of these granted pages will not be written, and no copy into them runs.
+	TypeStop       Type = 44 // Takes what is there of a query that waits or is being read: no further read starts for it, and it is ready with the leading pages that are complete.
 	TypePing       Type = 50 // Liveness label; the id is zero.
 	TypePong       Type = 51 // Answer to ping.
 )
@@ -121,6 +122,8 @@ func (v Type) String() string {
 		return "committed"
 	case TypeAbandoned:
 		return "abandoned"
+	case TypeStop:
+		return "stop"
 	case TypePing:
 		return "ping"
 	case TypePong:
@@ -132,7 +135,7 @@ func (v Type) String() string {
 // Valid says whether the number is one of ABI 5.
 func (v Type) Valid() bool {
 	switch v {
-	case TypeHello, TypeWelcome, TypeError, TypeDone, TypeAttach, TypeDetach, TypeArena, TypeMapped, TypeRegister, TypeRegistered, TypeEpoch, TypeResume, TypeResumed, TypePrivate, TypeQuery, TypeResult, TypePoll, TypeCancel, TypeNotice, TypeBegin, TypeRelease, TypeRevoke, TypeRevoked, TypeRestored, TypeReserve, TypeReserved, TypeCommitted, TypeAbandoned, TypePing, TypePong:
+	case TypeHello, TypeWelcome, TypeError, TypeDone, TypeAttach, TypeDetach, TypeArena, TypeMapped, TypeRegister, TypeRegistered, TypeEpoch, TypeResume, TypeResumed, TypePrivate, TypeQuery, TypeResult, TypePoll, TypeCancel, TypeNotice, TypeBegin, TypeRelease, TypeRevoke, TypeRevoked, TypeRestored, TypeReserve, TypeReserved, TypeCommitted, TypeAbandoned, TypeStop, TypePing, TypePong:
 		return true
 	}
 	return false
@@ -348,7 +351,7 @@ func (v Status) Valid() bool {
 // FromClient says whether a client may send the frame.
 func (v Type) FromClient() bool {
 	switch v {
-	case TypeHello, TypeAttach, TypeDetach, TypeMapped, TypeRegister, TypeEpoch, TypeResume, TypePrivate, TypeQuery, TypePoll, TypeCancel, TypeBegin, TypeRelease, TypeRevoked, TypeRestored, TypeReserve, TypeCommitted, TypeAbandoned, TypePing, TypePong:
+	case TypeHello, TypeAttach, TypeDetach, TypeMapped, TypeRegister, TypeEpoch, TypeResume, TypePrivate, TypeQuery, TypePoll, TypeCancel, TypeBegin, TypeRelease, TypeRevoked, TypeRestored, TypeReserve, TypeCommitted, TypeAbandoned, TypeStop, TypePing, TypePong:
 		return true
 	}
 	return false

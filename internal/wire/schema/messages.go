@@ -170,6 +170,11 @@ var Messages = []Message{
 		{"ranges", Ranges, "ordinals of granted pages"},
 	}},
 
+	{44, "stop", Client, "result or error", "Takes what is there of a query that waits or is being read: no further read starts for it, and it is ready with the leading pages that are complete.", []Field{
+		{"operation", U64, "operation of the query or reserve"},
+		{"revision", U32, "its revision"},
+	}},
+
 	{50, "ping", Both, "pong", "Liveness label; the id is zero.", []Field{
 		{"nonce", U64, "returned by pong"},
 	}},

@@ -612,6 +612,19 @@ class Abandoned(NamedTuple):
     ranges: Sequence[Range]
 
 
+class Stop(NamedTuple):
+    """Frame 44 (sender: client; reply: result or error).
+
+    Takes what is there of a query that waits or is being read: no further read starts for it,
+    and it is ready with the leading pages that are complete.
+    """
+
+    #: operation of the query or reserve
+    operation: int
+    #: its revision
+    revision: int
+
+
 class Ping(NamedTuple):
     """Frame 50 (sender: both; reply: pong).
 
@@ -661,6 +674,7 @@ Message: TypeAlias = (
     | Reserved
     | Committed
     | Abandoned
+    | Stop
     | Ping
     | Pong
 )
@@ -1356,6 +1370,18 @@ def _decode_abandoned(r: _Reader) -> Abandoned:
     return Abandoned(reservation, rank, ranges)
 
 
+_STOP_0: Final = struct.Struct("<QI")
+
+
+def _encode_stop(m: Stop) -> bytes:
+    return _STOP_0.pack(m.operation, m.revision)
+
+
+def _decode_stop(r: _Reader) -> Stop:
+    operation, revision = r.fixed(_STOP_0)
+    return Stop(operation, revision)
+
+
 _PING_0: Final = struct.Struct("<Q")
 
 
@@ -1409,6 +1435,7 @@ _ENCODERS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
     Reserved: (31, _encode_reserved),
     Committed: (32, _encode_committed),
     Abandoned: (33, _encode_abandoned),
+    Stop: (44, _encode_stop),
     Ping: (50, _encode_ping),
     Pong: (51, _encode_pong),
 }
@@ -1441,6 +1468,7 @@ _DECODERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     31: _decode_reserved,
     32: _decode_committed,
     33: _decode_abandoned,
+    44: _decode_stop,
     50: _decode_ping,
     51: _decode_pong,
 }

@@ -1,0 +1,55 @@
+package cache
+
+import (
+	"orbitkv/internal/index"
+	"orbitkv/internal/wire"
+)
+
+// Tier is the slow tier below the pool, as the cache sees it. Its methods are called with the cache's mutex held: none blocks, does I/O or calls
+// the cache. What it was given ends with exactly one call of PageRead or PageWritten, from a goroutine of its own.
+type Tier interface {
+	// Namespace makes a namespace known, or finds it, and returns the number that the tier calls it by.
+	Namespace(identity [32]byte, epoch, pageBytes uint64) uint32
+	// DropNamespace forgets a namespace and its pages: they are unreachable when it returns.
+	DropNamespace(namespace uint32)
+	// Clear forgets every page: none is reachable when it returns.
+	Clear()
+	// Stored says whether a page is complete in the tier and can be read.
+	Stored(namespace uint32, group uint16, key *wire.Key) bool
+	// Wanted says whether Write would take a page: it is neither stored nor being written.
+	Wanted(namespace uint32, group uint16, key *wire.Key) bool
+	// Read begins to read a page into its parts; false when it is not stored or no more reads can be queued: nothing happened then.
+	Read(t TierPage, priority ReadPriority) bool
+	// Write queues a page to be written; false, with the reason counted by the tier, when it does not.
+	Write(t TierPage) bool
+	// ReadRoom is how many more pages Read can queue.
+	ReadRoom() int
+}
+
+// ReadPriority orders the reads of a tier: those of a lower number go first.
+type ReadPriority uint8
+
+// The priorities. Writes come after all reads.
+const (
+	ReadDemand ReadPriority = iota
+	ReadPrepare
+	ReadWarm
+)
+
+// TierPage is one page on its way between pool and tier. Its extents belong to the transfer until its end.
+type TierPage struct {
+	Page      index.Handle // names it in PageRead and PageWritten
+	Namespace uint32       // the tier's number
+	Group     uint16
+	Key       wire.Key
+	Parts     []TierPart
+}
+
+// TierPart is where one part of a page lies in the pool.
+type TierPart struct {
+	Location wire.Location
+	Bytes    uint64 // padded
+}
+
+// Digest is the XXH3-128 of a page's parts, one after the other, padding included. Zero is none.
+type Digest [16]byte
