@@ -65,13 +65,34 @@ func addFlags(cmd *cobra.Command, flags ...string) {
 	for _, flag := range flags {
 		key := config.Find(flag)
 		usage := key.Meaning + " Environment: " + key.Environment + ". Default: " + key.Default
-		usage = strings.ReplaceAll(usage, "`", "") // pflag would show a quoted word as the flag's type.
-		if key.Unit == "switch" {
-			cmd.Flags().VarPF(&text{kind: "bool"}, flag, "", usage).NoOptDefVal = "true"
-			continue
+		if bounds := key.Bounds(); bounds != "" {
+			usage += ". Bounds: " + bounds
 		}
-		cmd.Flags().Var(&text{kind: "value"}, flag, usage)
+		usage = strings.ReplaceAll(usage, "`", "") // pflag would show a quoted word as the flag's type.
+		switch key.Unit {
+		case "switch":
+			cmd.Flags().VarPF(&text{kind: "bool"}, flag, "", usage).NoOptDefVal = "true"
+		case "paths":
+			cmd.Flags().Var(&list{text: text{kind: "path"}}, flag, usage)
+		default:
+			cmd.Flags().Var(&text{kind: "value"}, flag, usage)
+		}
 	}
+}
+
+// list is a flag that may be written several times.
+type list struct {
+	text
+	written bool
+}
+
+// Set implements pflag.Value.
+func (l *list) Set(value string) error {
+	if l.written {
+		value = l.value + config.PathSeparator + value
+	}
+	l.value, l.written = value, true
+	return nil
 }
 
 // text is a flag's value as it was written, and the word behind the flag in the help, where pflag leaves out "bool".

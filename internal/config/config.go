@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Shares of the pool.
@@ -28,6 +29,13 @@ type Config struct {
 	AdminTokenFile      string // absolute path
 	TokenFileNamed      bool   // the user chose AdminTokenFile
 	LogLevel            slog.Level
+	ReadBatchBytes      uint64
+	StopPolicy          string
+	ReadTimeout         time.Duration // zero but for the policy timeout
+	ProtectedPercent    uint64
+	LFUAdmission        bool
+	PoolScrubRate       uint64 // bytes/s, zero for none
+	SSD                 SSD
 }
 
 // errNoPath is for a flag of a path with nothing behind it, as an unset variable of a script leaves it.
@@ -75,6 +83,7 @@ func Read(flags, environment Source, defaultPoolBytes uint64) (Config, error) {
 	}
 	cfg.AdminTokenFile = absolute(cfg.AdminTokenFile)
 	cfg.LogLevel = r.level()
+	r.readTiers(&cfg)
 	if r.err == nil && cfg.QueryBudgetBytes > cfg.PoolBytes {
 		r.err = fmt.Errorf("--%s of %s is over --%s of %s: lower the first or raise the second",
 			FlagQueryBudget, FormatSize(cfg.QueryBudgetBytes), FlagPoolSize, FormatSize(cfg.PoolBytes))
@@ -112,6 +121,10 @@ func (r *reader) size(flag string, fallback, least uint64) uint64 {
 	if !ok {
 		return fallback
 	}
+	return r.parseSize(flag, text, least)
+}
+
+func (r *reader) parseSize(flag, text string, least uint64) uint64 {
 	bytes, err := ParseSize(text)
 	if err == nil && bytes < least {
 		err = fmt.Errorf("size %q is below the least of %d bytes", text, least)

@@ -42,8 +42,9 @@ func TestDefaults(t *testing.T) {
 	want := Config{
 		Socket: "/x/orbitkv/orbitkv.sock", PoolBytes: 1000, QueryBudgetBytes: 750, InstanceBudgetBytes: 750,
 		HTTPAddress: "127.0.0.1:9091", AdminTokenFile: "/x/orbitkv/orbitkv.sock.token", LogLevel: slog.LevelInfo,
+		ReadBatchBytes: 32 << 20, StopPolicy: StopWaitComplete,
 	}
-	if err != nil || cfg != want {
+	if err != nil || !reflect.DeepEqual(cfg, want) {
 		t.Errorf("%+v, %v\nwant %+v", cfg, err, want)
 	}
 }
@@ -53,9 +54,9 @@ func TestTheFlagWinsOverTheEnvironment(t *testing.T) {
 	cfg, err := Read(from(map[string]string{"pool-size": "2gib", "use-hugepages": "true"}), from(env), 0)
 	want := Config{
 		Socket: "/env", PoolBytes: 2 << 30, QueryBudgetBytes: 1 << 20, InstanceBudgetBytes: 1 << 20, HugePages: true,
-		AdminTokenFile: "/t", TokenFileNamed: true, LogLevel: slog.LevelWarn,
+		AdminTokenFile: "/t", TokenFileNamed: true, LogLevel: slog.LevelWarn, ReadBatchBytes: 32 << 20, StopPolicy: StopWaitComplete,
 	}
-	if err != nil || cfg != want {
+	if err != nil || !reflect.DeepEqual(cfg, want) {
 		t.Errorf("%+v, %v\nwant %+v", cfg, err, want)
 	}
 }

@@ -1,5 +1,10 @@
 package config
 
+import (
+	"fmt"
+	"strings"
+)
+
 // Side says which program reads a key.
 type Side string
 
@@ -16,9 +21,10 @@ type Key struct {
 	Environment string // variable; empty when there is none
 	Connector   string // name in vLLM's kv_connector_extra_config and in SGLang's ORBITKV_CONFIG; empty when there is none
 	Side        Side
-	Default     string // as a user would write it, or a description in parentheses when it follows from something else
-	Unit        string // bytes, ms, us, path, switch, or empty for a word
-	Least, Most int64  // bounds of a number; both zero for what is no number
+	Default     string   // as a user would write it, or a description in parentheses when it follows from something else
+	Unit        string   // bytes, ms, us, path, paths (separated by colons), switch, or empty for a word
+	Least, Most int64    // bounds of a number; zero where there is none
+	Words       []string // what a word may be; none where it is not one of a few
 	Meaning     string
 }
 
@@ -33,6 +39,36 @@ const (
 	FlagHTTPRemote     = "http-allow-remote"
 	FlagToken          = "admin-token-file"
 	FlagLogLevel       = "log-level"
+	FlagReadBatch      = "query-read-batch"
+	FlagStopPolicy     = "query-stop-policy"
+	FlagReadTimeout    = "query-read-timeout-ms"
+	FlagProtected      = "cache-protected-percent"
+	FlagLFU            = "enable-lfu-admission"
+	FlagPoolScrub      = "pool-scrub-rate"
+	FlagSSDPath        = "ssd-cache-path"
+	FlagSSDCapacity    = "ssd-cache-capacity"
+	FlagSSDBackend     = "ssd-backend"
+	FlagSSDWriteQueue  = "ssd-write-queue-depth"
+	FlagSSDReadQueue   = "ssd-prefetch-queue-depth"
+	FlagSSDWrites      = "ssd-write-inflight"
+	FlagSSDReads       = "ssd-prefetch-inflight"
+	FlagSSDWritePolicy = "ssd-write-policy"
+	FlagSSDScrub       = "ssd-scrub-rate"
+	FlagSSDFaults      = "ssd-fault-injection"
+)
+
+// The words of keys that take one of a few.
+const (
+	BackendAuto  = "auto"
+	BackendUring = "uring"
+	BackendPool  = "pool"
+
+	WriteAll   = "all"
+	WriteReuse = "reuse"
+
+	StopWaitComplete = "wait_complete"
+	StopBestEffort   = "best_effort"
+	StopTimeout      = "timeout"
 )
 
 // Keys is every configuration key of Manager and adapters that has an effect.
@@ -73,6 +109,70 @@ var Keys = []Key{
 	{
 		Flag: FlagLogLevel, Environment: "ORBITKV_LOG_LEVEL", Side: Manager, Default: "info",
 		Meaning: "debug, info, warn or error.",
+	},
+	{
+		Flag: FlagReadBatch, Environment: "ORBITKV_QUERY_READ_BATCH", Side: Manager, Unit: "bytes", Default: "32mib", Least: 4 << 10, Most: 32 << 20,
+		Meaning: "Bytes of pages that one query reads from the SSD at once, one page at least: a query that is told to stop waits for no more than these.",
+	},
+	{
+		Flag: FlagStopPolicy, Environment: "ORBITKV_QUERY_STOP_POLICY", Side: Manager, Default: StopWaitComplete, Words: []string{StopWaitComplete, StopBestEffort, StopTimeout},
+		Meaning: "When a query that reads from the SSD is answered: `wait_complete` with the whole prefix, `best_effort` after one batch, `timeout` after `--query-read-timeout-ms`. An engine that waited `orbitkv.load_wait_ms` ends the wait itself. Only whole pages without a gap are answered.",
+	},
+	{
+		Flag: FlagReadTimeout, Environment: "ORBITKV_QUERY_READ_TIMEOUT_MS", Side: Manager, Unit: "ms", Default: "(none)", Least: 1, Most: 600_000,
+		Meaning: "Time from a query's submission until the policy `timeout` answers it with what is there, waiting for budget included. Needed by that policy, refused with others.",
+	},
+	{
+		Flag: FlagProtected, Environment: "ORBITKV_CACHE_PROTECTED_PERCENT", Side: Manager, Unit: "%", Default: "0", Most: 90,
+		Meaning: "Part of the pool for pages that were used at least twice, which others cannot push out. 0 keeps none.",
+	},
+	{
+		Flag: FlagLFU, Environment: "ORBITKV_ENABLE_LFU_ADMISSION", Side: Manager, Unit: "switch", Default: "false",
+		Meaning: "Let a new page into a full pool only when its key was asked for more often than the page that it would push out.",
+	},
+	{
+		Flag: FlagPoolScrub, Environment: "ORBITKV_POOL_SCRUB_RATE", Side: Manager, Unit: "bytes/s", Default: "0",
+		Meaning: "Rate at which the Manager reads pages of the pool and compares them with their digests; 0 switches it off. Only pages that went to or came from the SSD have one. A page that differs is dropped, and the log names its namespace and last writer.",
+	},
+	{
+		Flag: FlagSSDPath, Environment: "ORBITKV_SSD_CACHE_PATH", Side: Manager, Unit: "paths", Default: "",
+		Meaning: "Folder for pages that outlive the pool and the Manager. Repeat the flag, or separate paths by colons, for several devices: each page lies on one. The folder is made when the one above it is there. Empty for no SSD tier.",
+	},
+	{
+		Flag: FlagSSDCapacity, Environment: "ORBITKV_SSD_CACHE_CAPACITY", Side: Manager, Unit: "bytes", Default: "512gb", Least: 1 << 20,
+		Meaning: "Bytes on disk of all folders together, index included, which are never passed. Each folder gets an equal share, reserved at the start.",
+	},
+	{
+		Flag: FlagSSDBackend, Environment: "ORBITKV_SSD_BACKEND", Side: Manager, Default: BackendAuto, Words: []string{BackendAuto, BackendUring, BackendPool},
+		Meaning: "Who reads and writes: `uring` is io_uring, `pool` threads that block, `auto` the first where a read and a write through it succeed. The log and the status name the choice and its reason.",
+	},
+	{
+		Flag: FlagSSDWriteQueue, Environment: "ORBITKV_SSD_WRITE_QUEUE_DEPTH", Side: Manager, Unit: "batches", Default: "8", Least: 1, Most: 1024,
+		Meaning: "Pages that may wait to be written, in batches of 32 MiB. They stay in the pool until then; what comes while it is full is not written.",
+	},
+	{
+		Flag: FlagSSDReadQueue, Environment: "ORBITKV_SSD_PREFETCH_QUEUE_DEPTH", Side: Manager, Unit: "batches", Default: "2", Least: 1, Most: 1024,
+		Meaning: "Pages that may wait to be read, in batches of 32 MiB. While it is full, queries wait.",
+	},
+	{
+		Flag: FlagSSDWrites, Environment: "ORBITKV_SSD_WRITE_INFLIGHT", Side: Manager, Unit: "pages", Default: "2", Least: 1, Most: 256,
+		Meaning: "Pages that are written at the same time.",
+	},
+	{
+		Flag: FlagSSDReads, Environment: "ORBITKV_SSD_PREFETCH_INFLIGHT", Side: Manager, Unit: "pages", Default: "16", Least: 1, Most: 256,
+		Meaning: "Pages that are read at the same time.",
+	},
+	{
+		Flag: FlagSSDWritePolicy, Environment: "ORBITKV_SSD_WRITE_POLICY", Side: Manager, Default: WriteAll, Words: []string{WriteAll, WriteReuse},
+		Meaning: "Which pages are written: `all`, or `reuse`, those that are published or asked for again.",
+	},
+	{
+		Flag: FlagSSDScrub, Environment: "ORBITKV_SSD_SCRUB_RATE", Side: Manager, Unit: "bytes/s", Default: "8mib",
+		Meaning: "Rate at which stored pages are read and compared with their digests; 0 switches it off. A page that differs is dropped.",
+	},
+	{
+		Flag: FlagSSDFaults, Environment: "ORBITKV_SSD_FAULT_INJECTION", Side: Manager, Default: "",
+		Meaning: "Slowness and damage of the disk that a test asks for on purpose, such as `read-rate=50mb,write-eio=100`; empty for none. Never set it in service.",
 	},
 	{
 		Environment: "ORBITKV_CONFIG", Side: Adapter, Unit: "path", Default: "",
@@ -122,6 +222,17 @@ var Keys = []Key{
 		Environment: "ORBITKV_BINARY", Side: Adapter, Unit: "path", Default: "(the one that the wheel brought)",
 		Meaning: "The orbitkv program that `python -m orbitkv` starts.",
 	},
+}
+
+// Bounds says what a value may be: the bounds of a number, or the words; empty where neither is told.
+func (k Key) Bounds() string {
+	switch {
+	case k.Most > 0:
+		return fmt.Sprintf("%d to %d", k.Least, k.Most)
+	case k.Least > 0:
+		return fmt.Sprintf("at least %d", k.Least)
+	}
+	return strings.Join(k.Words, ", ")
 }
 
 // Find returns the row of a Manager flag. An unknown flag is a programmer's error and panics.
