@@ -1,12 +1,12 @@
 // Package arena owns the pool's memory: sealed memfds, the DRAM tier that engines map.
 //
 // Create makes every arena's file at its final size and seals it; Populate fills them with memory in the background, arena after
-// arena, and calls back for each one that may be lent. The Manager maps a piece only while the kernel populates it and never touches
-// a byte of it, so the pool appears neither in Go's heap nor in its garbage collection. The files have no name in any file system:
-// when the last process that has one mapped or open is gone, the memory is too.
+// arena, and calls back for each one that may be lent. A Manager without a tier below the pool maps a piece only while the kernel populates
+// it and never touches a byte of it; one with such a tier maps all of it by Map. Either way the pool is neither in Go's heap nor in its
+// garbage collection. The files have no name in any file system: when the last process that has one mapped or open is gone, the memory is too.
 //
 // A Pool's fields do not change after Create; Populate may run in one goroutine while others read Arenas. Close must come after
-// Populate has returned. The package must not decide who may use an extent.
+// Populate has returned and after Close of its Views. The package must not decide who may use an extent.
 package arena
 
 import (
