@@ -101,10 +101,7 @@ func (b *block) catchUp(age uint64) {
 	}
 	b.age = age
 	clear(b.door[:])
-	mask := uint64(0)
-	if missed < 4 {
-		mask = counterMax >> missed * nibbles
-	}
+	mask := counterMax >> missed * nibbles // of what is left of each counter
 	for row := range b.counters {
 		for i, word := range b.counters[row] {
 			b.counters[row][i] = word >> missed & mask
