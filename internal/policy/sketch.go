@@ -101,7 +101,7 @@ func (b *block) catchUp(age uint64) {
 	}
 	b.age = age
 	clear(b.door[:])
-	mask := counterMax >> missed * nibbles // of what is left of each counter
+	mask := uint64(counterMax) >> missed * nibbles // of what is left of each counter
 	for row := range b.counters {
 		for i, word := range b.counters[row] {
 			b.counters[row][i] = word >> missed & mask
