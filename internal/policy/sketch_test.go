@@ -107,6 +107,24 @@ func TestSketchCountsUpToItsBoundAndForgets(t *testing.T) {
 	}
 }
 
+// A block that missed two ageings quarters each of its counters, whatever lies beside it.
+func TestSketchCatchesUp(t *testing.T) {
+	s := NewSketch(0, 1)
+	for range EstimateMax + 1 {
+		for n := range 4 * rowCounters * blocksMin {
+			b, at := s.find(pageOf(n))
+			b.knock(at)
+			b.increment(at)
+		}
+	}
+	s.age += 2
+	for n := range 1000 {
+		if got := s.Estimate(pageOf(n)); got != counterMax/4 {
+			t.Fatalf("page %d is estimated %d two ageings after %d", n, got, EstimateMax)
+		}
+	}
+}
+
 // The period follows the pages that are there: an estimate of 1 TiB must not outlive ten times what a small pool holds.
 func TestSketchAgesAfterTenTimesTheResidentPages(t *testing.T) {
 	for _, c := range []struct {
