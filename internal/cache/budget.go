@@ -1,7 +1,7 @@
 package cache
 
-// budget is the query byte budget: what leases hold, by phase. A lease charges the padded footprint of its pages once, never once a
-// rank, to the global and to its instance's budget.
+// budget is the query byte budget: what leases and prefixes that are being read hold, by phase. Each charges the padded footprint of its pages
+// once, never once a rank, to the global and to its instance's budget.
 type budget struct {
 	globalMax   uint64
 	instanceMax uint64
@@ -9,11 +9,14 @@ type budget struct {
 }
 
 // global is what counts against the global budget: a stalled session must not starve the others.
-func (b *budget) global() uint64 { return b.byPhase[phaseReady] + b.byPhase[phaseRestoring] }
+func (b *budget) global() uint64 {
+	return b.byPhase[phaseReady] + b.byPhase[phaseRestoring] + b.byPhase[phasePreparing] + b.byPhase[phaseDraining]
+}
 
 // inBudget is what counts against an instance's own budget: stalled bytes still do.
 func (inst *instance) inBudget() uint64 {
-	return inst.charged[phaseReady] + inst.charged[phaseRestoring] + inst.charged[phaseStalled]
+	return inst.charged[phaseReady] + inst.charged[phaseRestoring] + inst.charged[phaseStalled] + inst.charged[phasePreparing] +
+		inst.charged[phaseDraining]
 }
 
 // demandMax is the most bytes that one query may ask for.
@@ -27,31 +30,38 @@ func (b *budget) fitsInstance(inst *instance, bytes uint64) bool {
 	return inst.inBudget()+bytes <= b.instanceMax
 }
 
-// charge adds bytes to a lease and to the budgets of its phase.
-func (c *Cache) charge(l *lease, bytes uint64) {
-	l.charged += bytes
-	l.instance.charged[l.phase] += bytes
-	c.budget.byPhase[l.phase] += bytes
+// charge is bytes that one owner holds in the budgets of its phase.
+type charge struct {
+	instance *instance
+	phase    phase
+	charged  uint64 // bytes
 }
 
-// uncharge returns bytes of a lease: a reference dropped (I4).
-func (c *Cache) uncharge(l *lease, bytes uint64) {
-	if l.charged < bytes {
-		panic("cache: a lease returned more bytes than it was charged")
+// charge adds bytes to the budgets of an owner's phase.
+func (c *Cache) charge(o *charge, bytes uint64) {
+	o.charged += bytes
+	o.instance.charged[o.phase] += bytes
+	c.budget.byPhase[o.phase] += bytes
+}
+
+// uncharge returns bytes of an owner: a reference dropped, or a read ended (I4).
+func (c *Cache) uncharge(o *charge, bytes uint64) {
+	if o.charged < bytes {
+		panic("cache: an owner returned more bytes than it was charged")
 	}
-	l.charged -= bytes
-	l.instance.charged[l.phase] -= bytes
-	c.budget.byPhase[l.phase] -= bytes
+	o.charged -= bytes
+	o.instance.charged[o.phase] -= bytes
+	c.budget.byPhase[o.phase] -= bytes
 	c.bytesReturned = c.bytesReturned || bytes > 0
 }
 
-// setPhase moves a lease and its bytes to another phase.
-func (c *Cache) setPhase(l *lease, next phase) {
-	if l.phase == next {
+// setPhase moves an owner and its bytes to another phase.
+func (c *Cache) setPhase(o *charge, next phase) {
+	if o.phase == next {
 		return
 	}
-	bytes := l.charged
-	c.uncharge(l, bytes)
-	phaseMachine.to(&l.phase, next)
-	c.charge(l, bytes)
+	bytes := o.charged
+	c.uncharge(o, bytes)
+	phaseMachine.to(&o.phase, next)
+	c.charge(o, bytes)
 }

@@ -37,6 +37,7 @@ const (
 	DefaultRevokeAfter       = 60 * time.Second
 	DefaultStalledAfter      = 10 * time.Second
 	DefaultPingEvery         = 5 * time.Second
+	DefaultReadBatchBytes    = 32 << 20
 )
 
 // Config is what the cache is made with. A zero field takes its default.
@@ -52,6 +53,10 @@ type Config struct {
 	PingEvery           time.Duration    // distance of pings to a session
 	Now                 func() time.Time // the clock; default time.Now
 	Seed                uint64           // of ids, tokens and the index's hash; zero takes one from the system
+	Tier                Tier             // below the pool; nil for none
+	ReadBatchBytes      uint64           // of unfinished reads of one query, and at least one page
+	StopPolicy          StopPolicy       // of queries that read from the tier
+	ReadTimeout         time.Duration    // of the policy Timeout, from the submission of the query
 }
 
 func (cfg Config) withDefaults() Config {
@@ -62,6 +67,7 @@ func (cfg Config) withDefaults() Config {
 	setDefault(&cfg.RevokeAfter, DefaultRevokeAfter)
 	setDefault(&cfg.StalledAfter, DefaultStalledAfter)
 	setDefault(&cfg.PingEvery, DefaultPingEvery)
+	setDefault(&cfg.ReadBatchBytes, DefaultReadBatchBytes)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -118,9 +124,14 @@ type Cache struct {
 	openReservations int
 	bytesReturned    bool // budget bytes came back in this call
 
-	counters counters
-	useful   usefulness
-	scratch  scratch
+	reads        map[uint32]*read // by record: pages that the tier brings
+	preparations []*preparation   // in order of arrival; draining ones too
+	writes       map[index.Handle]uint64
+	writeBytes   uint64                // of the pages that are being written to the tier, which are referenced
+	byStored     map[uint32]*namespace // by the tier's number
+	counters     counters
+	useful       usefulness
+	scratch      scratch
 }
 
 // scratch is reused by calls so that none allocates for each key.
@@ -164,6 +175,9 @@ func New(config Config) *Cache {
 		privates:     map[uint32]*instance{},
 		leases:       map[uint64]*lease{},
 		reservations: map[uint64]*reservation{},
+		reads:        map[uint32]*read{},
+		writes:       map[index.Handle]uint64{},
+		byStored:     map[uint32]*namespace{},
 		budget:       budget{globalMax: config.QueryBudgetBytes, instanceMax: min(config.InstanceBudgetBytes, config.QueryBudgetBytes)},
 	}
 	c.index = index.New(config.Seed, c.lastReference)
@@ -233,8 +247,8 @@ func (c *Cache) newToken() wire.ID16 {
 	return token
 }
 
-// Tick does what time asks for: pings and revokes are pushed, silent sessions are labelled stalled, pages of dead namespaces are swept
-// and waiting queries are tried again. Call it every 250 ms. It never frees anything that may be in use.
+// Tick does what time asks for: pings and revokes are pushed, silent sessions are labelled stalled, reading that took too long is stopped, pages of dead
+// namespaces are swept and waiting queries are tried again. Call it every 250 ms. It never frees anything that may be in use.
 func (c *Cache) Tick() {
 	c.enter()
 	defer c.leave()
@@ -242,7 +256,9 @@ func (c *Cache) Tick() {
 		c.pingAndLabel(s)
 	}
 	c.askBack()
+	c.stopOverdue()
 	c.serveWaiting()
+	c.advanceAll()
 	for step := 0; c.deadPages > 0 && step < tickSweeps; step++ {
 		c.sweepDead(ReclaimBatchPages)
 		c.rest()

@@ -131,14 +131,15 @@ func (k *checker) references() {
 			refs[h]++
 		}
 	}
+	k.tier(refs)
 	for h, want := range refs {
 		if p, live := c.index.Page(h); !live || p.Refs != want || p.State != index.Sealed && p.State != index.Retired {
-			k.add(1, "page record %d is leased %d times, it is %v with %d references, live %v", h.Entry(), want, p.State, p.Refs, live)
+			k.add(1, "page record %d is referenced %d times, it is %v with %d references, live %v", h.Entry(), want, p.State, p.Refs, live)
 		}
 	}
 	c.index.Scan(0, c.index.Records(), func(p index.Page) bool {
 		if p.Refs != refs[p.Handle] {
-			k.add(1, "page record %d has %d references, leases hold %d", p.Handle.Entry(), p.Refs, refs[p.Handle])
+			k.add(1, "page record %d has %d references, its owners hold %d", p.Handle.Entry(), p.Refs, refs[p.Handle])
 		}
 		return true
 	})
@@ -162,8 +163,15 @@ func (k *checker) charges() {
 			k.add(8, "lease %#x is in phase %s", l.id, phaseMachine.names[l.phase])
 		}
 	}
+	for _, p := range c.preparations {
+		total[p.phase] += p.charged
+		if byInstance[p.instance] == nil {
+			byInstance[p.instance] = new([phases]uint64)
+		}
+		byInstance[p.instance][p.phase] += p.charged
+	}
 	if total != c.budget.byPhase {
-		k.add(4, "leases charge %v by phase, the budget says %v", total, c.budget.byPhase)
+		k.add(4, "leases and prefixes charge %v by phase, the budget says %v", total, c.budget.byPhase)
 	}
 	for _, inst := range c.everyInstance() {
 		want := byInstance[inst]
@@ -253,7 +261,8 @@ func (k *checker) tables() {
 			k.add(0, "session %d belongs to process %d, which exited", s.id, s.process.facts.PID)
 		}
 	}
-	waiting := 0
+	waiting, draining := k.preparing()
+	operations += draining
 	for _, op := range c.waiting {
 		waiting += len(op.keys) * wire.KeyBytes
 	}

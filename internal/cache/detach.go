@@ -96,6 +96,9 @@ func (c *Cache) removeIfIdle(inst *instance) {
 		return
 	}
 	c.dropWaiting(inst)
+	if inst.state == instanceGone || inst.preparations > 0 {
+		return // reads run for it under its charge: the end of the last one comes here again
+	}
 	instanceMachine.to(&inst.state, instanceGone)
 	for _, r := range inOrder(inst.reservations) {
 		c.forgetReservation(r)

@@ -105,13 +105,14 @@ func (c *Cache) answer(op *operation, rank int) Result {
 }
 
 // pollJointly reads a query that the rank takes part in.
-func (c *Cache) pollJointly(s *session, number uint64, revision uint32) (Result, error) {
+func (c *Cache) pollJointly(s *session, number uint64, revision uint32, act func(*operation)) (Result, error) {
 	j, rank := s.joint.instance.joint, s.joint.rank
 	op := j.operations[number]
 	result := Result{Operation: number, Revision: revision, Outcome: wire.OutcomeStale}
 	takesPart := op != nil && op.revision == revision && op.asked.has(rank) && op.waitsFor(rank)
 	switch {
 	case takesPart && (op.lease == nil || op.lease.owners[rank].session == s):
+		act(op)
 		return c.answer(op, rank), nil
 	case slices.Contains(s.yielded, number):
 		result.Outcome = wire.OutcomeYielded
@@ -197,8 +198,7 @@ func (c *Cache) decide(l *lease) {
 // keepForTheOthers keeps a result that found nothing for the ranks that have not read it. It counts in no session's table.
 func (c *Cache) keepForTheOthers(op *operation) {
 	j := op.joint
-	op.pay(nil)
-	c.operations--
+	c.endPay(op)
 	if len(j.empty) >= JointAnswersMax {
 		c.counters.jointDropped++
 		c.retire(j.empty[0])
@@ -214,8 +214,13 @@ func (c *Cache) retireJointly(op *operation) {
 		j.empty = slices.Delete(j.empty, at, at+1)
 		return
 	}
+	c.endPay(op)
+}
+
+// endPay takes a query out of the count of the session that pays for it, and returns its permit.
+func (c *Cache) endPay(op *operation) {
+	c.givePermit(op, op.session)
 	op.pay(nil)
-	c.operations--
 }
 
 // pay moves a query into a session's count, or out of any with nil.

@@ -12,13 +12,11 @@ import (
 // lease is strong references to pages for the ranks of one instance. It lives until every consumer is terminal: through the copy, not
 // through the engine's step, and never by a clock.
 type lease struct {
+	charge
 	id        uint64
-	instance  *instance
 	op        *operation // while the query is outstanding
 	pages     []index.Handle
-	held      int    // leading pages that are still referenced
-	charged   uint64 // bytes
-	phase     phase
+	held      int        // leading pages that are still referenced
 	consumers []consumer // by rank
 	owners    []owner    // one of all ranks; by rank where the ranks schedule together
 	joint     bool       // the ranks schedule together
@@ -110,13 +108,13 @@ func (inst *instance) rankOf(s *session) int {
 func (c *Cache) newLease(op *operation, pages []index.Handle) *lease {
 	inst := op.instance
 	l := &lease{
-		id: newID(c, c.leases), instance: inst, op: op, pages: pages, held: len(pages),
+		charge: charge{instance: inst}, id: newID(c, c.leases), op: op, pages: pages, held: len(pages),
 		consumers: make([]consumer, len(inst.ranks)), owners: make([]owner, 1), joint: op.joint != nil,
 	}
 	for _, h := range pages {
 		c.index.Hold(h)
 	}
-	c.charge(l, uint64(len(pages))*inst.geometry.pageBytes)
+	c.charge(&l.charge, uint64(len(pages))*inst.geometry.pageBytes)
 	c.leases[l.id] = l
 	inst.leases[l.id] = l
 	if l.joint {

@@ -80,6 +80,7 @@ type namespace struct {
 	users    int    // instances
 	dead     bool   // unreachable for ever: its pages are swept
 	private  bool
+	stored   uint32 // the tier's number
 }
 
 // identify hashes everything that the bytes of a page depend on.
@@ -127,6 +128,10 @@ func (c *Cache) useNamespace(facts map[string]string, epoch uint64, world int, g
 		}
 		ns.identity = id
 		c.identities[id] = ns
+		if c.config.Tier != nil {
+			ns.stored = c.config.Tier.Namespace(id, epoch, g.pageBytes)
+			c.byStored[ns.stored] = ns
+		}
 	}
 	ns.users++
 	return ns, nil
@@ -157,6 +162,10 @@ func (c *Cache) leaveNamespace(ns *namespace) {
 func (c *Cache) killNamespace(ns *namespace) {
 	ns.dead = true
 	delete(c.identities, ns.identity)
+	if c.config.Tier != nil && !ns.private {
+		c.config.Tier.DropNamespace(ns.stored)
+		delete(c.byStored, ns.stored)
+	}
 	c.deadPages += ns.sealed
 	c.sweepDead(ReclaimBatchPages)
 }
@@ -166,6 +175,7 @@ func (c *Cache) dropIfEmpty(ns *namespace) {
 		delete(c.namespaces, ns.handle)
 		if c.identities[ns.identity] == ns {
 			delete(c.identities, ns.identity)
+			delete(c.byStored, ns.stored)
 		}
 	}
 }

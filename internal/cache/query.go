@@ -51,6 +51,8 @@ type operation struct {
 	kept      bool // it waited, so that its end is kept until it is polled
 	notMapped uint32
 	lease     *lease
+
+	preparation *preparation // of one that read from the tier
 }
 
 // SubmitQuery starts a query, or reads it when it is a repetition. The outcomes are Ready, Waiting (a notice follows), Busy (a table
@@ -103,7 +105,7 @@ func (c *Cache) SubmitQuery(id SessionID, q Query) (Result, error) {
 
 // full says whether a session, or all together, have as many queries outstanding as they may.
 func (c *Cache) full(s *session) bool {
-	if len(s.operations)+len(s.pays) < c.config.SessionOperations && c.operations < c.config.GlobalOperations {
+	if len(s.operations)+len(s.pays)+s.draining < c.config.SessionOperations && c.operations < c.config.GlobalOperations {
 		return false
 	}
 	c.counters.busy++
@@ -123,10 +125,11 @@ func (c *Cache) start(op *operation) bool {
 	c.operations++
 	c.waiting = append(c.waiting, op)
 	c.serveWaiting()
-	return op.state != operationWaiting || c.keepWaiting(op)
+	return op.state != operationWaiting && op.state != operationPreparing || c.keepWaiting(op)
 }
 
-// keepWaiting copies the keys of a query that waits. When those of all waiting queries leave it no room it ends at once, and says false.
+// keepWaiting copies the keys of a query that waits, for budget or for the tier. When those of all waiting queries leave it no room it ends at once, and
+// says false.
 func (c *Cache) keepWaiting(op *operation) bool {
 	if bytes := len(op.keys) * wire.KeyBytes; c.waitingBytes+bytes > waitingBytesMax {
 		c.counters.busy++
@@ -139,7 +142,9 @@ func (c *Cache) keepWaiting(op *operation) bool {
 	op.keys = slices.Clone(op.keys)
 	op.kept = true
 	c.waitingBytes += len(op.keys) * wire.KeyBytes
-	c.counters.budgetWaits++
+	if op.state == operationWaiting {
+		c.counters.budgetWaits++
+	}
 	return true
 }
 
@@ -152,25 +157,37 @@ func (c *Cache) dropKeys(op *operation) {
 }
 
 // PollQuery reads a query. It never starts or restarts work. StatusUnknown: the operation was never submitted.
-func (c *Cache) PollQuery(id SessionID, operation uint64, revision uint32) (Result, error) {
+func (c *Cache) PollQuery(id SessionID, number uint64, revision uint32) (Result, error) {
+	return c.pollQuery(id, number, revision, func(*operation) {})
+}
+
+// StopQuery takes what is there: a query that waits or is being read is ready at once, with the leading pages that are complete; no new read starts for
+// it, and those that run drain (I3). Then it reads the query as PollQuery does. Where the ranks schedule together, one speaks for all.
+func (c *Cache) StopQuery(id SessionID, number uint64, revision uint32) (Result, error) {
+	return c.pollQuery(id, number, revision, c.stopReading)
+}
+
+// pollQuery reads a query after act has had it, unless it is another revision.
+func (c *Cache) pollQuery(id SessionID, number uint64, revision uint32, act func(*operation)) (Result, error) {
 	c.enter()
 	defer c.leave()
 	s, err := c.open(id)
 	if err != nil {
 		return Result{}, err
 	}
-	op := s.operations[operation]
+	op := s.operations[number]
 	if op == nil && s.joint.instance != nil {
-		return c.pollJointly(s, operation, revision)
+		return c.pollJointly(s, number, revision, act)
 	}
 	switch {
-	case op == nil && slices.Contains(s.yielded, operation):
-		return Result{Operation: operation, Revision: revision, Outcome: wire.OutcomeYielded}, nil
-	case op == nil && operation <= s.retired, op != nil && revision < op.revision:
-		return Result{Operation: operation, Revision: revision, Outcome: wire.OutcomeStale}, nil
+	case op == nil && slices.Contains(s.yielded, number):
+		return Result{Operation: number, Revision: revision, Outcome: wire.OutcomeYielded}, nil
+	case op == nil && number <= s.retired, op != nil && revision < op.revision:
+		return Result{Operation: number, Revision: revision, Outcome: wire.OutcomeStale}, nil
 	case op == nil || revision > op.revision:
-		return Result{}, wire.Errorf(wire.StatusUnknown, "query %d revision %d was not submitted", operation, revision)
+		return Result{}, wire.Errorf(wire.StatusUnknown, "query %d revision %d was not submitted", number, revision)
 	}
+	act(op)
 	result := c.result(op)
 	if op.state == operationReady && op.lease == nil {
 		c.retire(op)
@@ -272,8 +289,8 @@ func (c *Cache) demand(op *operation) (keys int, bytes uint64) {
 	return keys, uint64(keys) * pageBytes
 }
 
-// serve looks the keys up and leases the contiguous pages that every rank can read. The demand fits the budget; what is charged is what was
-// found.
+// serve looks the keys up and leases the contiguous pages that every rank can read; where more of them can be read from the tier, it prepares
+// these. The demand fits the budget; what is charged is what was found.
 func (c *Cache) serve(op *operation, keys int) {
 	inst := op.instance
 	found := index.FindRun(c.index, op.namespace.handle, op.group, op.keys[:keys], c.scratch.found[:0]) // I9
@@ -282,16 +299,29 @@ func (c *Cache) serve(op *operation, keys int) {
 	for leased < len(found) && c.usable(found[leased], &inst.usable) {
 		leased++
 	}
-
 	op.cut = keys < len(op.keys)
+	if c.config.Tier != nil && !inst.private && leased == len(found) {
+		if extent := c.extent(op, op.keys[:keys], leased); extent > leased {
+			c.prepare(op, extent)
+			return
+		}
+	}
 	op.notMapped = uint32(len(found) - leased)
-	if !inst.private {
-		c.countQuery(op, leased)
+	c.conclude(op, found[:leased], 0)
+}
+
+// conclude makes a query ready with these pages, of which slow came from the tier.
+func (c *Cache) conclude(op *operation, pages []index.Handle, slow int) {
+	if !op.instance.private {
+		c.countQuery(op, len(pages), slow)
+		if c.config.Tier != nil && len(pages) > 0 {
+			c.config.Tier.Demanded(op.namespace.stored, op.group, op.keys[:len(pages)])
+		}
 	}
 	c.dropKeys(op)
 	operationMachine.to(&op.state, operationReady)
-	if leased > 0 {
-		op.lease = c.newLease(op, slices.Clone(found[:leased]))
+	if len(pages) > 0 {
+		op.lease = c.newLease(op, slices.Clone(pages))
 		c.promote(op.lease.pages)
 	} else if op.joint != nil {
 		c.keepForTheOthers(op)
@@ -317,8 +347,9 @@ func (c *Cache) tell(op *operation) {
 	}
 }
 
-func (c *Cache) countQuery(op *operation, leased int) {
+func (c *Cache) countQuery(op *operation, leased, slow int) {
 	c.counters.hits += uint64(leased)
+	c.counters.tierHits += uint64(slow)
 	c.counters.misses += uint64(len(op.keys) - leased)
 	c.counters.notMapped += uint64(op.notMapped)
 	if op.cut {
@@ -341,6 +372,8 @@ func (c *Cache) result(op *operation) Result {
 	switch {
 	case op.state == operationWaiting:
 		result.Outcome = wire.OutcomeWaiting
+	case op.state == operationPreparing:
+		result.Outcome = wire.OutcomePreparing
 	case op.lease != nil:
 		result.Lease = op.lease.id
 		result.Pages = uint32(len(op.lease.pages))
@@ -372,6 +405,7 @@ func (c *Cache) cancel(op *operation) {
 
 // retire takes a query off its table. Its id cannot come back.
 func (c *Cache) retire(op *operation) {
+	c.giveUp(op)
 	operationMachine.to(&op.state, operationRetired)
 	if op.lease != nil {
 		op.lease.op = nil
@@ -384,13 +418,19 @@ func (c *Cache) retire(op *operation) {
 	s := op.session
 	delete(s.operations, op.id)
 	s.retired = max(s.retired, op.id)
-	c.operations--
+	c.givePermit(op, s)
 }
 
-// dropWaiting retires the waiting queries of an instance whose namespace goes, and tells who waits.
+// dropWaiting retires the queries of an instance whose namespace goes and that wait, for budget or for the tier, and tells who waits.
 func (c *Cache) dropWaiting(inst *instance) {
 	for _, op := range c.waiting {
 		if op.state == operationWaiting && op.instance == inst {
+			c.retire(op)
+			c.tell(op)
+		}
+	}
+	for _, p := range slices.Clone(c.preparations) {
+		if op := p.op; op != nil && op.instance == inst {
 			c.retire(op)
 			c.tell(op)
 		}

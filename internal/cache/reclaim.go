@@ -38,6 +38,21 @@ func (c *Cache) makeRoom(inst *instance, n int) (rested bool) {
 	return rested
 }
 
+// makeRoomNow evicts until n pages of an instance find a place, within one hold of the mutex: at most ReclaimBatchPages pages.
+func (c *Cache) makeRoomNow(inst *instance, n int) {
+	for left := ReclaimBatchPages; left > 0 && c.couldFit(inst); {
+		short := c.shortage(inst, n)
+		if short == 0 {
+			return
+		}
+		bytes, pages := c.reclaim(inst, short, left)
+		if bytes == 0 {
+			return
+		}
+		left -= pages
+	}
+}
+
 // shortage is the bytes that must at least come back before n pages of an instance can find a place.
 func (c *Cache) shortage(inst *instance, n int) (bytes uint64) {
 	geometry := &inst.geometry
@@ -232,10 +247,10 @@ type CleanupReport struct {
 }
 
 // Cleanup empties the pool: every sealed page leaves the index, referenced ones are freed with their last reference (I6). What is being
-// published goes on and becomes visible.
+// published goes on and becomes visible, and the tier keeps what it has.
 func (c *Cache) Cleanup() CleanupReport { return c.dropAll(false) }
 
-// Clear forgets every page: as Cleanup, and what is being published never becomes visible.
+// Clear forgets every page, those of the tier too: as Cleanup, and what is being published or read never becomes visible.
 func (c *Cache) Clear() CleanupReport { return c.dropAll(true) }
 
 // dropAll takes the mutex anew for each batch of pages, so that queries go on.
@@ -244,6 +259,10 @@ func (c *Cache) dropAll(abandon bool) CleanupReport {
 	c.enter()
 	defer c.leave()
 	if abandon {
+		if c.config.Tier != nil {
+			c.config.Tier.Clear()
+			c.forgetReads()
+		}
 		for _, r := range inOrder(c.reservations) {
 			if !r.instance.private {
 				c.abandonPages(r)

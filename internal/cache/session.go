@@ -62,6 +62,7 @@ type session struct {
 	leases       map[uint64]*lease
 	reservations map[uint64]*reservation
 	writing      int // of the reservations: those with open slices
+	draining     int // queries that were given up while their reads run: they keep their place in the table
 
 	asked    time.Time // when the oldest unanswered ping or revoke was pushed; zero when none
 	lastPing time.Time

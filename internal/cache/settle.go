@@ -17,7 +17,7 @@ func (c *Cache) settle(l *lease) {
 			return
 		}
 	}
-	c.setPhase(l, phaseEnded)
+	c.setPhase(&l.charge, phaseEnded)
 	c.unlist(l)
 	delete(c.leases, l.id)
 }
@@ -28,7 +28,7 @@ func (c *Cache) shrink(l *lease, held int) {
 	if held >= l.held {
 		return
 	}
-	c.uncharge(l, uint64(l.held-held)*l.instance.geometry.pageBytes)
+	c.uncharge(&l.charge, uint64(l.held-held)*l.instance.geometry.pageBytes)
 	for i := l.held - 1; i >= held; i-- {
 		c.index.Drop(l.pages[i])
 	}
@@ -68,14 +68,14 @@ func (c *Cache) relabel(l *lease) {
 	}
 	switch {
 	case !ready && !begun:
-		c.setPhase(l, phaseQuarantined) // I8: charged to the pool, never reused
+		c.setPhase(&l.charge, phaseQuarantined) // I8: charged to the pool, never reused
 		c.unlist(l)
 	case silent:
-		c.setPhase(l, phaseStalled)
+		c.setPhase(&l.charge, phaseStalled)
 	case l.started:
-		c.setPhase(l, phaseRestoring)
+		c.setPhase(&l.charge, phaseRestoring)
 	default:
-		c.setPhase(l, phaseReady)
+		c.setPhase(&l.charge, phaseReady)
 	}
 }
 

@@ -47,20 +47,27 @@ var sliceMachine = machine[sliceState]{
 
 // operationState is one outstanding query.
 //
-//	waiting ──► ready ──► retired
-//	    └─────────────────┘
+//	waiting ──► preparing ──► ready ──► retired
+//	    │           └───────────────────────┤
+//	    └──► ready or retired ──────────────┘
 type operationState uint8
 
 const (
 	operationWaiting operationState = iota
+	operationPreparing
 	operationReady
 	operationRetired
 )
 
 var operationMachine = machine[operationState]{
 	"query",
-	[]string{"waiting", "ready", "retired"},
-	[][]operationState{operationWaiting: {operationReady, operationRetired}, operationReady: {operationRetired}, operationRetired: nil},
+	[]string{"waiting", "preparing", "ready", "retired"},
+	[][]operationState{
+		operationWaiting:   {operationPreparing, operationReady, operationRetired},
+		operationPreparing: {operationReady, operationRetired},
+		operationReady:     {operationRetired},
+		operationRetired:   nil,
+	},
 }
 
 // consumerState is one rank's part of a lease. Released, done and dropped are terminal and hold nothing; quarantined holds for ever.
@@ -91,11 +98,12 @@ var consumerMachine = machine[consumerState]{
 	},
 }
 
-// phase is where a lease's bytes are charged.
+// phase is where the bytes of a lease, or of a prefix that is being read for one, are charged.
 //
-//	ready, restoring   global budget, instance budget, pool
-//	stalled            instance budget, pool
-//	quarantined        pool
+//	preparing, draining   global budget, instance budget, pool
+//	ready, restoring      global budget, instance budget, pool
+//	stalled               instance budget, pool
+//	quarantined           pool
 type phase uint8
 
 const (
@@ -103,18 +111,22 @@ const (
 	phaseRestoring
 	phaseStalled
 	phaseQuarantined
+	phasePreparing
+	phaseDraining
 	phaseEnded
 	phases
 )
 
 var phaseMachine = machine[phase]{
-	"lease",
-	[]string{"ready", "restoring", "stalled", "quarantined", "ended"},
+	"charge",
+	[]string{"ready", "restoring", "stalled", "quarantined", "preparing", "draining", "ended"},
 	[][]phase{
 		phaseReady:       {phaseRestoring, phaseStalled, phaseQuarantined, phaseEnded},
 		phaseRestoring:   {phaseStalled, phaseQuarantined, phaseEnded},
 		phaseStalled:     {phaseReady, phaseRestoring, phaseQuarantined, phaseEnded},
 		phaseQuarantined: nil,
+		phasePreparing:   {phaseDraining, phaseEnded},
+		phaseDraining:    {phaseEnded},
 		phaseEnded:       nil,
 	},
 }

@@ -25,6 +25,10 @@ type counters struct {
 	noticesDropped      uint64
 	lateReports         uint64
 	jointDropped        uint64
+	tierHits            uint64
+	coalescedReads      uint64
+	backpressure        uint64
+	readFailures        uint64
 	violations          map[string]uint64
 }
 
@@ -49,13 +53,14 @@ type Stats struct {
 	QueryBudgetBytes         uint64            `json:"query_budget_bytes"`
 	InstanceBudgetBytes      uint64            `json:"instance_budget_bytes"`
 	QueryReservedBytes       uint64            `json:"query_reserved_bytes"`          // in the global budget
-	QueryReservedByPhase     map[string]uint64 `json:"query_reserved_bytes_by_phase"` // ready, restoring, stalled, quarantined
+	QueryReservedByPhase     map[string]uint64 `json:"query_reserved_bytes_by_phase"` // ready, restoring, stalled, quarantined, preparing, draining
 	QueryBudgetWaitsTotal    uint64            `json:"query_budget_waits_total"`
 	QueryBudgetBypassesTotal uint64            `json:"query_budget_bypasses_total"` // demands that were cut to fit
 	BusyTotal                uint64            `json:"busy_total"`                  // refusals because a table was full
 
-	PageHitsTotal            uint64            `json:"page_hits_total"`   // keys leased from DRAM: a decision, not a transfer
-	PageMissesTotal          uint64            `json:"page_misses_total"` // keys not leased; hits and misses sum to the keys asked for
+	PageHitsTotal            uint64            `json:"page_hits_total"`      // keys leased: a decision, not a transfer
+	PageHitsTierTotal        uint64            `json:"page_hits_tier_total"` // of these: read from the tier for the query, or for another one that asked first
+	PageMissesTotal          uint64            `json:"page_misses_total"`    // keys not leased; hits and misses sum to the keys asked for
 	PagesNotMappedTotal      uint64            `json:"pages_not_mapped_total"`
 	PageInsertionsTotal      uint64            `json:"page_insertions_total"`
 	PagePromotionsTotal      uint64            `json:"page_promotions_total"`
@@ -79,7 +84,14 @@ type Stats struct {
 	LoadFailuresTotal        uint64            `json:"load_failures_total"`         // pages of failed copies
 	SaveBytesTotal           uint64            `json:"save_bytes_total"`            // unpadded bytes of pages that were sealed
 	OperationsWaiting        uint64            `json:"operations_waiting"`          // for budget
+	OperationsPreparing      uint64            `json:"operations_preparing"`        // being read from the tier
+	OperationsDraining       uint64            `json:"operations_draining"`         // given up while their reads run
 	OperationsReady          uint64            `json:"operations_ready"`            // and not begun
+	ReadsCoalescedTotal      uint64            `json:"reads_coalesced_total"`       // pages that a query found being read for another one
+	ReadBackpressureTotal    uint64            `json:"read_backpressure_total"`     // times that a query had to wait for room in the tier's queue
+	ReadFailuresTotal        uint64            `json:"read_failures_total"`         // pages whose read failed, or that nobody may have any more
+	ReadingPages             uint64            `json:"reading_pages"`               // from the tier
+	TierWriteBytes           uint64            `json:"tier_write_bytes"`            // of pages that are queued or written to the tier, referenced meanwhile
 	Leases                   uint64            `json:"leases"`                      // quarantined ones included
 	Reservations             uint64            `json:"reservations"`                // with a slice that is not terminal
 	Sessions                 uint64            `json:"sessions"`                    // connected
@@ -104,7 +116,7 @@ func (c *Cache) Stats() Stats {
 		PoolConfiguredBytes: c.config.PoolBytes, PoolAllocFailuresTotal: n.allocFailures,
 		QueryBudgetBytes: c.budget.globalMax, InstanceBudgetBytes: c.budget.instanceMax, QueryReservedBytes: c.budget.global(),
 		QueryBudgetWaitsTotal: n.budgetWaits, QueryBudgetBypassesTotal: n.budgetCuts, BusyTotal: n.busy,
-		PageHitsTotal: n.hits, PageMissesTotal: n.misses, PagesNotMappedTotal: n.notMapped, PageInsertionsTotal: n.insertions,
+		PageHitsTotal: n.hits, PageHitsTierTotal: n.tierHits, PageMissesTotal: n.misses, PagesNotMappedTotal: n.notMapped, PageInsertionsTotal: n.insertions,
 		PagePromotionsTotal: n.promotions, EvictionsReferencedTotal: n.evictionsReferenced, EvictionReclaimedTotal: n.reclaimedBytes,
 		ResidentBytes: c.stateBytes[index.Sealed], RetiredBytes: c.stateBytes[index.Retired], WritingBytes: c.stateBytes[index.Reserved],
 		AbandonedBytes: c.stateBytes[index.Abandoned], QuarantinedBytes: c.stateBytes[index.Quarantined],
@@ -112,6 +124,8 @@ func (c *Cache) Stats() Stats {
 		WarmupPreparedBytesTotal: c.useful.preparedBytes, WarmupRestoredBytesTotal: c.useful.restoredBytes,
 		WarmupUnusedBytesTotal: c.useful.unusedBytes, WarmupPendingBytes: c.useful.pending(),
 		LoadBytesTotal: n.loadBytes, LoadFailuresTotal: n.loadFailures, SaveBytesTotal: n.saveBytes,
+		ReadsCoalescedTotal: n.coalescedReads, ReadBackpressureTotal: n.backpressure, ReadFailuresTotal: n.readFailures,
+		ReadingPages: uint64(len(c.reads)), TierWriteBytes: c.writeBytes,
 		Leases: uint64(len(c.leases)), Reservations: uint64(c.openReservations), Processes: uint64(len(c.processes)),
 		Instances: uint64(len(c.instances)), Namespaces: uint64(len(c.namespaces)),
 		NoticesDroppedTotal: n.noticesDropped, LateReportsTotal: n.lateReports, JointAnswersDroppedTotal: n.jointDropped,
@@ -142,6 +156,11 @@ func (stats *Stats) addPool(c *Cache) {
 }
 
 func (stats *Stats) addTables(c *Cache) {
+	for _, p := range c.preparations {
+		if p.owing {
+			stats.OperationsDraining++
+		}
+	}
 	for _, s := range c.sessions {
 		switch s.state {
 		case sessionOpen:
@@ -184,9 +203,12 @@ func (stats *Stats) addRanks(inst *instance) {
 }
 
 func (stats *Stats) addOperation(op *operation) {
-	if op.state == operationWaiting {
+	switch op.state {
+	case operationWaiting:
 		stats.OperationsWaiting++
-	} else {
+	case operationPreparing:
+		stats.OperationsPreparing++
+	case operationReady:
 		stats.OperationsReady++
 	}
 }

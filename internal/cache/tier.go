@@ -24,6 +24,9 @@ type Tier interface {
 	Write(t TierPage) bool
 	// ReadRoom is how many more pages Read can queue.
 	ReadRoom() int
+	// Demanded says which pages a query leased, in prefix order. The keys are the caller's: what is kept is copied, into a bounded queue. Later
+	// Offer brings those back that the tier does not have.
+	Demanded(namespace uint32, group uint16, keys []wire.Key)
 }
 
 // ReadPriority orders the reads of a tier: those of a lower number go first.

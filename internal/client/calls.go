@@ -134,6 +134,11 @@ func (c *Client) Poll(ctx context.Context, operation uint64, revision uint32) (*
 	return answerTo[*wire.Result](ctx, c, &wire.Poll{Operation: operation, Revision: revision})
 }
 
+// Stop takes what is there of a query that waits or is being read.
+func (c *Client) Stop(ctx context.Context, operation uint64, revision uint32) (*wire.Result, error) {
+	return answerTo[*wire.Result](ctx, c, &wire.Stop{Operation: operation, Revision: revision})
+}
+
 // Cancel drops interest in a query.
 func (c *Client) Cancel(operation uint64, revision uint32) error {
 	return c.Send(&wire.Cancel{Operation: operation, Revision: revision})

@@ -80,12 +80,13 @@ const (
 	Published Origin = iota
 	Warmed
 	Peer
+	Stored // read from the tier below the pool, on demand
 	origins
 )
 
 // String returns the origin's name.
 func (o Origin) String() string {
-	names := [origins]string{"published", "warmed", "peer"}
+	names := [origins]string{"published", "warmed", "peer", "stored"}
 	if o >= origins {
 		return fmt.Sprintf("origin %d", uint8(o))
 	}

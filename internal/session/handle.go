@@ -21,7 +21,7 @@ func (c *conn) handle(h wire.Header, body []byte) error {
 			return err
 		}
 		return c.answer(h.ID, &wire.Pong{Nonce: m.Nonce})
-	case wire.TypePoll, wire.TypeAttach, wire.TypeDetach, wire.TypeRegister, wire.TypeEpoch, wire.TypeResume, wire.TypePrivate:
+	case wire.TypePoll, wire.TypeStop, wire.TypeAttach, wire.TypeDetach, wire.TypeRegister, wire.TypeEpoch, wire.TypeResume, wire.TypePrivate:
 		if h.ID == 0 {
 			return wire.Errorf(wire.StatusMalformed, "%v has id zero, which no answer can carry", h.Type)
 		}
@@ -93,6 +93,8 @@ func (c *conn) call(h wire.Header, body []byte) error {
 	switch h.Type {
 	case wire.TypePoll:
 		return c.poll(h.ID, body)
+	case wire.TypeStop:
+		return c.stop(h.ID, body)
 	case wire.TypeAttach:
 		reply, err = c.attach(body)
 	case wire.TypeDetach:

@@ -61,6 +61,15 @@ func (c *conn) poll(id uint64, body []byte) error {
 	return c.answerResult(id, result, err)
 }
 
+func (c *conn) stop(id uint64, body []byte) error {
+	var m wire.Stop
+	if err := m.Decode(body); err != nil {
+		return err
+	}
+	result, err := c.server.cache.StopQuery(c.session, m.Operation, m.Revision)
+	return c.answerResult(id, result, err)
+}
+
 // answerResult sends the state of a query in as many parts as its runs need.
 func (c *conn) answerResult(id uint64, r cache.Result, err error) error {
 	if err != nil {

@@ -1,0 +1,346 @@
+package cache
+
+import (
+	"slices"
+	"time"
+
+	"orbitkv/internal/index"
+	"orbitkv/internal/wire"
+)
+
+// StopPolicy says when a query that reads from the tier takes what is there.
+type StopPolicy uint8
+
+// The policies.
+const (
+	WaitComplete StopPolicy = iota // when every page that can be read is there
+	BestEffort                     // after one batch of reads
+	Timeout                        // when Config.ReadTimeout has passed since it was asked, or every page is there
+)
+
+// preparation is the prefix of one query on its way from the tier into the pool. It charges the whole prefix from its start. What it has to read
+// it reads in order, at most Config.ReadBatchBytes at a time, so that a stop leaves little to wait for. When the query ends before its reads do, the
+// preparation lives on without it: they drain under its charge and, where the query was given up, under its permit (I3, I4).
+type preparation struct {
+	charge
+	op    *operation // nil when the query is ready or was given up
+	since time.Time
+	slots []slot   // by position in the prefix
+	next  int      // first position that is neither held nor being read
+	reads int      // positions that are being read
+	old   int      // reads that run for it and whose pages it gave up
+	owing bool     // it keeps the permit of its query
+	owes  *session // whose table the permit counts in, if any
+}
+
+// slot is one page of a prefix: held by a reference, or being read, or neither yet.
+type slot struct {
+	page index.Handle // zero until it is held
+	read *read        // nil when it is not being read
+	slow bool         // it came from the tier
+}
+
+func (s *slot) held() bool { return !s.page.Zero() }
+
+// extent says how many leading keys of a query can be in the pool, now or after reads: every page is resident, being read or stored.
+func (c *Cache) extent(op *operation, keys []wire.Key, resident int) int {
+	ns, n := op.namespace, resident
+	for ; n < len(keys); n++ {
+		h, state, ok := c.index.Find(ns.handle, op.group, (*index.Key)(&keys[n]))
+		switch {
+		case ok && (state == index.Sealed || c.reads[h.Entry()] != nil):
+			if !c.usable(h, &op.instance.usable) {
+				return n
+			}
+		case ok || !c.config.Tier.Stored(ns.stored, op.group, &keys[n]):
+			return n
+		}
+	}
+	return n
+}
+
+// prepare begins to bring pages of a query into the pool. The resident ones are held at once (I1).
+func (c *Cache) prepare(op *operation, pages int) {
+	operationMachine.to(&op.state, operationPreparing)
+	p := &preparation{charge: charge{instance: op.instance, phase: phasePreparing}, op: op, since: c.now, slots: make([]slot, pages)}
+	op.preparation = p
+	op.instance.preparations++
+	c.preparations = append(c.preparations, p)
+	c.charge(&p.charge, uint64(pages)*op.namespace.geometry.pageBytes)
+	for i := range p.slots {
+		if h, state, ok := c.index.Find(op.namespace.handle, op.group, (*index.Key)(&op.keys[i])); ok && state == index.Sealed {
+			c.fill(p, i, h)
+		}
+	}
+	c.advance(p)
+}
+
+// fill holds a resident page for a preparation.
+func (c *Cache) fill(p *preparation, at int, h index.Handle) {
+	c.index.Hold(h)
+	p.slots[at].page = h
+}
+
+// advanceAll goes on with every preparation, in the order in which they were asked for: pages came, or room did.
+func (c *Cache) advanceAll() {
+	for _, p := range slices.Clone(c.preparations) {
+		if p.op != nil {
+			c.advance(p)
+		}
+	}
+}
+
+// advance starts the reads of a preparation that may start now, and ends it when nothing is missing.
+func (c *Cache) advance(p *preparation) {
+	for p.next < len(p.slots) {
+		if p.slots[p.next].held() || p.slots[p.next].read != nil {
+			p.next++
+			continue
+		}
+		if !c.advanceOne(p) {
+			break
+		}
+	}
+	if p.reads == 0 && p.next == len(p.slots) {
+		c.finish(p)
+	}
+}
+
+// advanceOne brings the page at p.next nearer: it holds, joins or starts a read, or cuts the prefix there. It says false when the preparation
+// must wait for something that runs.
+func (c *Cache) advanceOne(p *preparation) bool {
+	op, at := p.op, p.next
+	h, state, ok := c.index.Find(op.namespace.handle, op.group, (*index.Key)(&op.keys[at]))
+	switch {
+	case ok && !c.usable(h, &op.instance.usable):
+		c.cut(p, at)
+	case ok && state == index.Sealed:
+		c.fill(p, at, h)
+	case ok && c.reads[h.Entry()] != nil:
+		c.await(p, at, c.reads[h.Entry()])
+		c.counters.coalescedReads++
+	case ok:
+		c.cut(p, at) // an engine publishes it, and nobody knows when
+	default:
+		return c.startReads(p)
+	}
+	return true
+}
+
+// startReads reads as many pages from p.next on as the batch, the tier and the pool allow.
+func (c *Cache) startReads(p *preparation) bool {
+	op := p.op
+	pageBytes := op.namespace.geometry.pageBytes
+	room := int(max(1, c.config.ReadBatchBytes/pageBytes)) - p.reads
+	if room <= 0 {
+		if c.config.StopPolicy == BestEffort {
+			c.cut(p, p.next)
+		}
+		return false
+	}
+	queue := c.config.Tier.ReadRoom()
+	if queue <= 0 {
+		c.counters.backpressure++
+		return len(c.reads) == 0 && c.give(p)
+	}
+	n := c.missingRun(p, min(room, queue, ReclaimBatchPages))
+	c.makeRoomNow(op.instance, n)
+	have := c.allocate(op.instance, n)
+	for i := range have {
+		if !c.startRead(p, i) {
+			for rest := i + 1; rest < have; rest++ {
+				c.giveBack(op.namespace, rest)
+			}
+			return true
+		}
+	}
+	if have == 0 {
+		return len(c.reads) == 0 && c.give(p) // what runs brings pages that can be evicted later
+	}
+	return true
+}
+
+// give ends a prefix at the first page that finds no place and never will by itself.
+func (c *Cache) give(p *preparation) bool {
+	c.cut(p, p.next)
+	return true
+}
+
+// missingRun counts the adjacent pages from p.next on, at most most, that have no record and can be read.
+func (c *Cache) missingRun(p *preparation, most int) (n int) {
+	op := p.op
+	for n = 1; n < most && p.next+n < len(p.slots); n++ {
+		at := p.next + n
+		if _, _, ok := c.index.Find(op.namespace.handle, op.group, (*index.Key)(&op.keys[at])); ok || p.slots[at].held() {
+			break
+		}
+	}
+	return n
+}
+
+// startRead reads the page at p.next into the ith place of scratch.locations. It says false, with the prefix cut there, when the tier has lost it.
+func (c *Cache) startRead(p *preparation, i int) bool {
+	op, ns := p.op, p.op.namespace
+	parts := make([]uint64, len(ns.geometry.partBytes))
+	for part := range parts {
+		parts[part] = c.scratch.locations[part][i]
+	}
+	key := &op.keys[p.next]
+	h := c.newPage(ns, op.group, key, parts, index.Retained, index.Stored)
+	r := &read{page: h, namespace: ns}
+	c.reads[h.Entry()] = r
+	if !c.config.Tier.Read(c.tierPage(ns, h, op.group, key), ReadDemand) {
+		delete(c.reads, h.Entry())
+		c.abandonPage(ns, h)
+		c.index.Discard(h) // frees its place
+		c.cut(p, p.next)
+		return false
+	}
+	c.await(p, p.next, r)
+	p.next++
+	return true
+}
+
+// await makes a preparation wait for a read.
+func (c *Cache) await(p *preparation, at int, r *read) {
+	p.slots[at].read = r
+	p.slots[at].slow = true
+	p.reads++
+	r.wanted = append(r.wanted, interest{p, at})
+}
+
+// cut gives up the pages from a position on. What is held or was never read is uncharged at once, what is being read with the end of its read (I4).
+func (c *Cache) cut(p *preparation, at int) {
+	back := uint64(0)
+	for i := len(p.slots) - 1; i >= at; i-- {
+		s := &p.slots[i]
+		switch {
+		case s.held():
+			c.index.Drop(s.page)
+			back++
+		case s.read != nil:
+			p.reads--
+			if s.read.ended {
+				back++
+				break
+			}
+			s.read.giveUp(p, i)
+			p.old++
+		default:
+			back++
+		}
+	}
+	p.slots = p.slots[:at]
+	p.next = min(p.next, at)
+	c.uncharge(&p.charge, back*p.op.namespace.geometry.pageBytes)
+}
+
+// stopReading makes a query ready with the leading pages that are complete.
+func (c *Cache) stopReading(op *operation) {
+	switch op.state {
+	case operationWaiting:
+		c.conclude(op, nil, 0)
+	case operationPreparing:
+		p := op.preparation
+		c.cut(p, p.complete())
+		c.finish(p)
+	}
+}
+
+// complete is the number of leading pages that are held.
+func (p *preparation) complete() int {
+	for i := range p.slots {
+		if !p.slots[i].held() {
+			return i
+		}
+	}
+	return len(p.slots)
+}
+
+// stopOverdue ends the reading of queries whose time is over.
+func (c *Cache) stopOverdue() {
+	if c.config.StopPolicy != Timeout {
+		return
+	}
+	for _, p := range slices.Clone(c.preparations) {
+		if p.op != nil && c.now.Sub(p.since) >= c.config.ReadTimeout {
+			c.stopReading(p.op)
+		}
+	}
+}
+
+// finish makes the query of a preparation ready: every page of its prefix is held. A rank may have lost an arena meanwhile.
+func (c *Cache) finish(p *preparation) {
+	op := p.op
+	for i := range p.slots {
+		if !c.usable(p.slots[i].page, &op.instance.usable) {
+			op.notMapped += uint32(len(p.slots) - i)
+			c.cut(p, i)
+			break
+		}
+	}
+	pages, slow := make([]index.Handle, len(p.slots)), 0
+	for i := range p.slots {
+		pages[i] = p.slots[i].page
+		if p.slots[i].slow {
+			slow++
+		}
+	}
+	c.uncharge(&p.charge, uint64(len(pages))*op.namespace.geometry.pageBytes)
+	p.op, p.slots = nil, nil
+	c.conclude(op, pages, slow)
+	for i := len(pages) - 1; i >= 0; i-- {
+		c.index.Drop(pages[i]) // the lease holds them
+	}
+	c.drain(p)
+}
+
+// giveUp ends the reading of a query that retires.
+func (c *Cache) giveUp(op *operation) {
+	p := op.preparation
+	if p == nil || p.op == nil {
+		return
+	}
+	c.cut(p, 0)
+	p.op = nil
+	c.drain(p)
+}
+
+// drain labels a preparation whose query went on, and forgets it when no read of it runs any more.
+func (c *Cache) drain(p *preparation) {
+	if p.old > 0 {
+		c.setPhase(&p.charge, phaseDraining)
+		return
+	}
+	c.setPhase(&p.charge, phaseEnded)
+	c.preparations = slices.DeleteFunc(c.preparations, func(other *preparation) bool { return other == p })
+	p.instance.preparations--
+	if p.owing {
+		c.operations--
+		if p.owes != nil {
+			p.owes.draining--
+		}
+	}
+	c.removeIfIdle(p.instance)
+}
+
+// drained ends one read that a preparation gave up.
+func (c *Cache) drained(p *preparation, bytes uint64) {
+	p.old--
+	c.uncharge(&p.charge, bytes)
+	if p.op == nil && p.old == 0 {
+		c.drain(p)
+	}
+}
+
+// givePermit returns the permit of a query that counted in a session's table, if in any, or leaves it with the reads that still run for it (I4).
+func (c *Cache) givePermit(op *operation, s *session) {
+	if p := op.preparation; p != nil && p.old > 0 {
+		p.owing, p.owes = true, s
+		if s != nil {
+			s.draining++
+		}
+		return
+	}
+	c.operations--
+}

@@ -1,0 +1,101 @@
+package cache
+
+import (
+	"fmt"
+	"slices"
+
+	"orbitkv/internal/index"
+	"orbitkv/internal/wire"
+)
+
+// read is one page that the tier brings into the pool. Its record is reserved until the end: no query finds it (I9), and its extent is nobody
+// else's whatever becomes of those who wanted it (I2, I3).
+type read struct {
+	page      index.Handle
+	namespace *namespace
+	wanted    []interest     // in the order in which they joined
+	given     []*preparation // who joined and gave the page up: they are charged until the end
+	forgotten bool           // the cache was cleared: the bytes are not for anybody
+	ended     bool
+}
+
+// interest is one preparation's place for the page of a read.
+type interest struct {
+	preparation *preparation
+	at          int
+}
+
+// giveUp takes a preparation's place off those that want the page.
+func (r *read) giveUp(p *preparation, at int) {
+	i := slices.Index(r.wanted, interest{p, at})
+	if i < 0 {
+		panic(fmt.Sprintf("cache: a preparation gave up page record %d, which it did not want", r.page.Entry()))
+	}
+	r.wanted = slices.Delete(r.wanted, i, i+1)
+	r.given = append(r.given, p)
+}
+
+// tierPage says where a page lies.
+func (c *Cache) tierPage(ns *namespace, h index.Handle, group uint16, key *wire.Key) TierPage {
+	t := TierPage{Page: h, Namespace: ns.stored, Group: group, Key: *key, Parts: make([]TierPart, len(ns.geometry.partBytes))}
+	for part, bytes := range ns.geometry.partBytes {
+		t.Parts[part] = TierPart{c.part(h, part), bytes}
+	}
+	return t
+}
+
+// PageRead is the terminal report of a read: ok when every byte is there and agrees with the digest. Whoever waited for the page has it then, or is
+// cut there.
+func (c *Cache) PageRead(page index.Handle, digest Digest, ok bool) {
+	c.enter()
+	defer c.leave()
+	r := c.reads[page.Entry()]
+	if r == nil || r.page != page {
+		panic(fmt.Sprintf("cache: the tier reports page record %d, which it does not read", page.Entry()))
+	}
+	delete(c.reads, page.Entry())
+	r.ended = true
+	ns := r.namespace
+	if ok = ok && !r.forgotten && !ns.dead; ok {
+		c.sealPage(ns, page)
+	} else {
+		c.counters.readFailures++
+		c.abandonPage(ns, page)
+		c.index.Discard(page) // I2: the only writer has ended
+	}
+	bytes := ns.geometry.pageBytes
+	for _, p := range r.given {
+		c.drained(p, bytes)
+	}
+	for _, w := range r.wanted {
+		c.arrived(r, w, ok)
+	}
+	c.advanceAll()
+}
+
+// arrived ends one preparation's wait for a page, unless the failure of this very page has cut it off there.
+func (c *Cache) arrived(r *read, w interest, ok bool) {
+	p := w.preparation
+	if w.at >= len(p.slots) {
+		return
+	}
+	p.slots[w.at].read = nil
+	p.reads--
+	if ok {
+		c.fill(p, w.at, r.page)
+		return
+	}
+	c.cut(p, w.at)
+}
+
+// forgetReads makes what is being read come to nobody, and the queries that wait for it ready with what is there.
+func (c *Cache) forgetReads() {
+	for _, r := range c.reads {
+		r.forgotten = true
+	}
+	for _, p := range c.preparations {
+		if p.op != nil {
+			c.stopReading(p.op)
+		}
+	}
+}

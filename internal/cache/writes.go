@@ -1,0 +1,53 @@
+package cache
+
+import (
+	"fmt"
+
+	"orbitkv/internal/index"
+	"orbitkv/internal/wire"
+)
+
+// offer hands a sealed page to the tier. The page is referenced until the tier says that its bytes are written (I1).
+func (c *Cache) offer(ns *namespace, h index.Handle, group uint16, key *wire.Key) {
+	tier := c.config.Tier
+	if tier == nil || ns.private || ns.dead || !tier.Wanted(ns.stored, group, key) {
+		return
+	}
+	c.index.Hold(h)
+	c.writes[h] = ns.geometry.pageBytes
+	c.writeBytes += ns.geometry.pageBytes
+	if !tier.Write(c.tierPage(ns, h, group, key)) {
+		c.endWrite(h)
+	}
+}
+
+// PageWritten is the terminal report of a write. A page that could not be written is a miss of the tier, no more.
+func (c *Cache) PageWritten(page index.Handle, digest Digest, ok bool) {
+	c.enter()
+	defer c.leave()
+	if c.writes[page] == 0 {
+		panic(fmt.Sprintf("cache: the tier reports page record %d, which it does not write", page.Entry()))
+	}
+	c.endWrite(page)
+}
+
+func (c *Cache) endWrite(h index.Handle) {
+	c.writeBytes -= c.writes[h]
+	delete(c.writes, h)
+	c.index.Drop(h)
+}
+
+// Offer hands those of the keys that are resident to the tier, which asked for them after Demanded. namespace is the tier's number.
+func (c *Cache) Offer(namespace uint32, group uint16, keys []wire.Key) {
+	c.enter()
+	defer c.leave()
+	ns := c.byStored[namespace]
+	if ns == nil {
+		return
+	}
+	for i := range keys {
+		if h, state, ok := c.index.Find(ns.handle, group, (*index.Key)(&keys[i])); ok && state == index.Sealed {
+			c.offer(ns, h, group, &keys[i])
+		}
+	}
+}
