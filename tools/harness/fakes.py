@@ -131,11 +131,15 @@ class FakeQuery:
         self.state = State.UNANSWERED
         self.lease: FakeLease | None = None
         self.refreshed: list[int | None] = []
+        self.noticed = False
+        self.at_stop: tuple[State, int] | None = None  # what a stop is answered with, None for nothing
         self._late: tuple[State, int] | None = None
+        self._stopped = False
 
     def answer(self, state: State, pages: int = 0) -> None:
         """Let the answer be there at the next refresh."""
         self._late = (state, pages)
+        self.noticed = self.state is not State.UNANSWERED
 
     def refresh(self, wait_us: int | None = 0) -> State:
         """Take the answer if it is there."""
@@ -143,12 +147,24 @@ class FakeQuery:
         self.refreshed.append(wait_us)
         if self._late is not None:
             self.state, pages = self._late
-            self._late = None
+            self._late, self.noticed = None, False
             if pages:
                 self.lease = FakeLease(self._client, len(self._client.queries) * 10, pages)
-        if self.state is State.UNANSWERED and wait_us and self._client.clock is not None:
+        elif self._awaited and wait_us and self._client.clock is not None:
             self._client.clock.now += (wait_us + 1) / 1e6
         return self.state
+
+    def stop(self, wait_us: int | None = 0) -> State:
+        """Be told to take what is there."""
+        if not self._stopped:
+            self._stopped = True
+            self._client.sent.append(("stop", self.request))
+            self._late = self.at_stop or self._late
+        return self.refresh(wait_us)
+
+    @property
+    def _awaited(self) -> bool:
+        return self.state is State.UNANSWERED or (self._stopped and not self.state.final)
 
     def cancel(self) -> None:
         """Give it up."""

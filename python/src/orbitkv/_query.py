@@ -2,7 +2,8 @@
 
 A query is one operation. Its answer may come late: the thread that reads enters the lease into the table at once, so
 that a revoke finds it, and the caller takes the answer with `refresh`. A poll is sent when a notice came, or 50 ms
-after the last answer in case the notice was lost: the polled state is the truth.
+after the last answer in case the notice was lost: the polled state is the truth. `stop` ends the wait of one whose
+pages are still on their way from a slower tier.
 
 Lock order: a query's lock, then the lease table's, then the channel's.
 """
@@ -136,6 +137,7 @@ class Query:
         self._lock = threading.Lock()
         self._reply: Reply | None = None
         self._cancelled = False
+        self._stopped = False
         self._leased = 0  # the lease of an answer that arrived, taken or not
         self._asked_at = time.monotonic()
         self.notice = Reply()
@@ -143,6 +145,13 @@ class Query:
     def submit(self, parts: Sequence[Message]) -> None:
         """Send the query; only the client calls this."""
         self._reply = self._session.channel.submit(parts, Reply(self._arrived))
+
+    @property
+    def noticed(self) -> bool:
+        """Return whether a notice came since the last answer: a poll that is sent now is answered with news."""
+        if self._reply is None:
+            self._session.channel.drain()
+        return self._reply is None and self.notice.complete
 
     def refresh(self, wait_us: int | None = 0) -> State:
         """Take an answer that came, poll when it is time to, wait at most `wait_us` for it, and return the state.
@@ -167,6 +176,19 @@ class Query:
         if self._reply.complete:
             self._take()
         return self.state
+
+    def stop(self, wait_us: int | None = 0) -> State:
+        """Take what is there: no further page is read, and the answer is the leading pages that are complete.
+
+        The Manager is told once, by the first call that finds the query waiting or being read; its answer is taken, and
+        waited for, like that of `refresh`, whose errors are this method's, too.
+        """
+        if self.state in (State.WAITING, State.PREPARING) and not self._stopped:
+            stop = _wire.Stop(self.operation, self.revision)
+            # The answer to a poll that is under way says less; a lease in it is that of this answer, too.
+            self._reply = self._session.channel.submit([stop], Reply(self._arrived))
+            self._stopped = True
+        return self.refresh(wait_us)
 
     def wait(self, timeout: float) -> State:
         """Wait until the state is final or `timeout` seconds passed; return the state. Errors as for refresh."""

@@ -22,6 +22,7 @@ class Stage(str, Enum):
     """What happened. The words are those of the metrics and of the Manager's own records."""
 
     QUEUED = "queued"  # the engine accepted the request
+    STAGED = "staged"  # its wait for a slower tier ended: elapsed_us, pages that it got, whether it stopped the reading
     RESTORE_SUBMIT = "restore_submit"  # the copies of its pages were handed to the backend
     LAYER_READY = "layer_ready"  # the last byte of one layer arrived
     LAYER_USED = "layer_used"  # the engine's forward passed the wait of one layer

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.manager import eventually
 from harness.peer import DEADLINE, Peer, scripted
 from orbitkv import _channel, _connect, _query, _wire
 from orbitkv.client import (
@@ -140,6 +141,101 @@ def test_a_waiting_query_is_polled_after_a_notice_and_without_one(
         assert query.state is State.WAITING
         assert query.wait(DEADLINE) is State.READY
         assert query.lease is None
+
+
+def test_a_query_that_is_read_is_stopped_once_and_answered_with_what_is_there(tmp_path: Path) -> None:
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        peer.put(result(message.operation, _wire.Outcome.PREPARING), request)
+        request, stop = peer.expect(_wire.Stop)
+        assert stop == _wire.Stop(message.operation, 1)
+        peer.put(result(message.operation, _wire.Outcome.READY, 2, 77), request)
+        assert peer.expect(_wire.Begin)[1] == _wire.Begin(77, ALL_RANKS, 2)
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(96), instance="i", wait_us=None)
+        assert query.state is State.PREPARING
+        assert query.stop(None) is State.READY
+        assert query.stop(None) is State.READY, "a final query is not stopped again"
+        assert query.lease is not None
+        query.lease.begin(2)
+
+
+def test_the_answer_to_a_poll_under_way_does_not_hide_that_of_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_query, "POLL_SECONDS", 0.0)
+    stopped = threading.Event()
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        peer.put(result(message.operation, _wire.Outcome.PREPARING), request)
+        polled = peer.expect(_wire.Poll)[0]
+        request, _ = peer.expect(_wire.Stop)
+        peer.put(result(message.operation, _wire.Outcome.PREPARING), polled)
+        assert stopped.wait(DEADLINE)
+        peer.put(result(message.operation, _wire.Outcome.READY, 1, 77), request)
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(64), instance="i", wait_us=None)
+        assert query.refresh() is State.PREPARING
+        assert query.stop() is State.PREPARING
+        assert query.stop() is State.PREPARING, "it waits for the one answer"
+        stopped.set()
+        assert query.stop(None) is State.READY
+        assert query.pages == 1
+
+
+def test_a_stop_that_is_answered_too_late_leaves_no_lease(tmp_path: Path) -> None:
+    given_up = threading.Event()
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        peer.put(result(message.operation, _wire.Outcome.PREPARING), request)
+        request, _ = peer.expect(_wire.Stop)
+        assert given_up.wait(DEADLINE)
+        peer.put(result(message.operation, _wire.Outcome.READY, 1, 5), request)
+        assert peer.expect(_wire.Cancel)[1] == _wire.Cancel(message.operation, 1)
+        peer.put(_wire.Done(0), peer.expect(_wire.Detach)[0])
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(32), instance="i", wait_us=None)
+        assert query.stop(100) is State.PREPARING
+        query.cancel()
+        given_up.set()
+        client.detach("answered behind the result")
+        assert client._leases.state(5) is None
+
+
+def test_a_notice_is_seen_before_its_answer_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_query, "POLL_SECONDS", 3600.0)
+    quiet, asked = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        request, message = peer.expect(_wire.Query)
+        assert isinstance(message, _wire.Query)
+        peer.put(result(message.operation, _wire.Outcome.PREPARING), request)
+        assert quiet.wait(DEADLINE)
+        peer.put(Notice(Topic.QUERY, message.operation, 1))
+        request, _ = peer.expect(_wire.Poll)
+        peer.put(Notice(Topic.QUERY, message.operation, 1))
+        assert asked.wait(DEADLINE)
+        peer.put(result(message.operation, _wire.Outcome.READY, 1, 5), request)
+
+    with scripted(tmp_path, script) as client:
+        query = client.query(SPACE, bytes(32), instance="i", wait_us=None)
+        assert not query.noticed
+        assert query.refresh() is State.PREPARING
+        quiet.set()
+        eventually(lambda: query.noticed, "the notice is seen")
+        assert query.refresh() is State.PREPARING
+        eventually(lambda: query.refresh() is State.PREPARING and query.notice.complete, "a second notice comes")
+        assert not query.noticed, "the poll is under way"
+        asked.set()
+        assert query.refresh(None) is State.READY
 
 
 def test_a_cancelled_query_never_enters_its_lease(tmp_path: Path) -> None:

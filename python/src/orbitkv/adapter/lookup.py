@@ -4,7 +4,13 @@ One lookup a request at most. It moves
 
     asked ──answer──► settled (a lease, or nothing) ──taken──► (gone: the lease was handed to a restore)
       │                  └─ expired, changed or finished ──► (gone: query cancelled, lease given back)
+      ├─ waiting or preparing ──answer──► settled
+      │         └─ patience ──► stopped ──answer──► settled (a lease of what was there, or nothing)
+      │                            └─ query_wait_us ──► settled with nothing
       └─ patience or breaker ──► settled with nothing
+
+A prefix that must be read from a slower tier first is not there yet, and others go first meanwhile. What a request
+waits for it is bounded by `load_wait_ms`: then the query is stopped, which gives the pages that are complete.
 
 An engine asks again and again for the same request, so an answer must be the same until the request's device prefix or
 its tokens change (I5: then the lookup is dropped and the hashes are asked anew). Only the engine's scheduler thread
@@ -27,6 +33,7 @@ from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.client import Lease, Query, State
 from orbitkv.errors import OrbitKVError
+from orbitkv.timeline import Stage, Timeline
 
 LEASE_SECONDS = 1.0  # an answer is kept this long after the first pass that saw it; asking again costs 100 us
 LOOKUPS_MAX = 4096  # lookups that are kept; past it a new question waits for an old one to end
@@ -62,7 +69,8 @@ class Lookup:
     """One request's query: what was asked and how far it came.
 
     `seen` is when the engine last asked for the request, `counted` when the wait was last counted as unanswered,
-    `heard` the state of the last answer.
+    `heard` the state of the last answer. `staging` is when the first answer said that pages are being read from a
+    slower tier, and `stopped` when the query was told to take what was there.
     """
 
     session: SchedulerSession
@@ -72,6 +80,8 @@ class Lookup:
     seen: float
     counted: float
     heard: State = State.UNANSWERED
+    staging: float | None = None
+    stopped: float | None = None
     settled: float | None = None
     lease: Lease | None = None
     held: bool = False
@@ -97,6 +107,7 @@ class Lookups:
     settings: Settings
     breaker: Breaker
     stats: Stats
+    timeline: Timeline
     clock: Callable[[], float] = time.monotonic
     wait_us: Callable[[], int] | None = None  # how long the next wait for an answer may be; else query_wait_us each
     window: Window | None = None
@@ -209,8 +220,9 @@ class Lookups:
             look = self._submit(session, ask)
         elif look.settled is None:
             look.seen = self.clock()
-            patient = look.query.state is State.UNANSWERED and self.breaker.allows(self.clock())
-            look.query.refresh(self._wait_us() if patient else 0)
+            # After a notice the answer is a round trip away, and waiting for it saves a pass.
+            near = look.query.state is State.UNANSWERED or look.query.noticed
+            look.query.refresh(self._wait_us() if near and self.breaker.allows(self.clock()) else 0)
         if look.settled is None and not self._settle(ask.request, look):
             return None
         if look.lease is not None and not look.held:
@@ -265,30 +277,17 @@ class Lookups:
     def _settle(self, request: str, look: Lookup) -> bool:
         """Read the query's state; return whether the answer is final for this request."""
         now = self.clock()
-        state = look.query.state
-        if state is State.UNANSWERED:
-            counted = self.wait_us is not None and now - look.counted < self.settings.query_wait_us / 1e6
-            if counted and self._waits(request, now):
-                return False  # its wait goes on in later passes, which are short
-            look.counted = now
-            self.stats.count("query_unanswered")
-            if self.breaker.allows(now):
-                if self.breaker.unanswered(now):
-                    self.stats.count("breaker_opened")
-                elif self._waits(request, now):
-                    return False
-            self.drop(request)
-            look.settled = now
-            return True
-        if state is not look.heard:  # A state that stays is no sign of life.
-            look.heard = state
-            self.breaker.answered()
-        if not state.final:
+        self._listen(look, now)
+        if look.heard is State.UNANSWERED:
+            return self._settle_unanswered(request, look, now)
+        if not look.heard.final:
             if self._waits(request, now):
                 return False
             # What a request waited for in vain is not asked for again in this life of the lookup.
-            look.query.cancel()
-        elif state is State.READY:
+            if not self._stop(look, now):
+                return False
+            now = self.clock()
+        if look.heard is State.READY:
             look.lease = look.query.lease
             self._inside[request] = look.found
             if not self.patient_from_start:
@@ -298,7 +297,73 @@ class Lookups:
         if look.lease is None:
             self._inside.pop(request, None)
         look.settled = now
+        self._tell_staging(request, look, now)
         return True
+
+    def _listen(self, look: Lookup, now: float) -> None:
+        """Note the state of the last answer."""
+        state = look.query.state
+        if state is look.heard:
+            return  # A state that stays is no sign of life.
+        look.heard = state
+        self.breaker.answered()
+        if state is State.PREPARING and look.staging is None:
+            look.staging = now
+
+    def _settle_unanswered(self, request: str, look: Lookup, now: float) -> bool:
+        """Count a wait that passed without any answer; return whether the query is given up."""
+        counted = self.wait_us is not None and now - look.counted < self.settings.query_wait_seconds
+        if counted and self._waits(request, now):
+            return False  # its wait goes on in later passes, which are short
+        look.counted = now
+        self.stats.count("query_unanswered")
+        if self.breaker.allows(now):
+            if self.breaker.unanswered(now):
+                self.stats.count("breaker_opened")
+            elif self._waits(request, now):
+                return False
+        self.drop(request)
+        look.settled = now
+        return True
+
+    def _stop(self, look: Lookup, now: float) -> bool:
+        """Take what is there of a prefix that the request will not wait for any longer; return whether that is known.
+
+        A Manager that does not say it within `query_wait_us` is not asked further: the query is cancelled.
+        """
+        if not self.breaker.allows(now):
+            look.query.cancel()
+            return True
+        if look.stopped is None:
+            look.stopped = now
+            self.stats.count("prefetch_stopped")
+        look.query.stop(self._wait_us())
+        self._listen(look, now)
+        if look.heard.final:
+            return True
+        now = self.clock()
+        if self.wait_us is not None and now - look.stopped < self.settings.query_wait_seconds:
+            return False  # This pass's wait is used up; the next ones take the answer.
+        self.stats.count("query_unanswered")
+        if self.breaker.unanswered(now):
+            self.stats.count("breaker_opened")
+        look.query.cancel()
+        return True
+
+    def _tell_staging(self, request: str, look: Lookup, now: float) -> None:
+        """Count and record what a request got from its wait for a slower tier."""
+        if look.stopped is not None:
+            self.stats.observe("prefetch_stopped_blocks", look.found)
+        if look.staging is not None:
+            waited = now - look.staging
+            self.stats.observe("prefetch_staging_seconds", waited)
+            self.timeline.record(
+                Stage.STAGED,
+                request,
+                elapsed_us=round(waited * 1e6),
+                pages=look.found,
+                stopped=look.stopped is not None,
+            )
 
     def _unhold(self, look: Lookup) -> None:
         if look.held and look.lease is not None:

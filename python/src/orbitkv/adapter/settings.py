@@ -50,6 +50,11 @@ class Settings:
         return self.timeout_ms / 1e3
 
     @property
+    def query_wait_seconds(self) -> float:
+        """Return how long one wait for a query's answer may be."""
+        return self.query_wait_us / 1e6
+
+    @property
     def load_wait_seconds(self) -> float:
         """Return how long one request waits for a prefix that is being staged."""
         return self.load_wait_ms / 1e3

@@ -2,7 +2,8 @@
 
 What they are not: `load_*` counts restores whose bytes arrived, by rank, and its duration runs from submission to the
 last byte, waiting in the copy queue included; `save_*` says that bytes are in host memory, not that they are durable;
-`prefetch_*` is the time from a query to its usable answer, and no bytes move in it.
+`prefetch_*` is the time from a query to its usable answer. The engine's bytes do not move in it, but the Manager may
+read pages from a slower tier; a request's wait for them is `prefetch_staging_seconds`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ COUNTERS = (
     "save_bytes",
     "query_unanswered",
     "query_deferred",
+    "prefetch_stopped",
     "breaker_opened",
     "messages_refused",
     "leases_forgotten",
@@ -32,6 +34,8 @@ COUNTERS = (
 HISTOGRAMS = (
     "prefetch_duration_seconds",
     "prefetch_blocks",
+    "prefetch_staging_seconds",
+    "prefetch_stopped_blocks",
     "load_duration_seconds",
     "load_blocks",
     "layer_wait_seconds",
@@ -63,6 +67,7 @@ HELP = {
     "save_bytes": "Bytes that publishes copied out of engine blocks, over all ranks.",
     "query_unanswered": "Waits for a query's answer that passed without one.",
     "query_deferred": "Questions that were not put, since the window of leases was full.",
+    "prefetch_stopped": "Queries that were told to take what was there, since their request had waited long enough.",
     "breaker_opened": "Seconds without queries and hits that unanswered waits began.",
     "messages_refused": "Messages to the Cache Manager that found the channel's queue full.",
     "leases_forgotten": "Begun restores past the bound of those named after a lost connection.",
@@ -71,6 +76,8 @@ HELP = {
     "observations_dropped": "Observations that the histograms lack, since one interval had too many.",
     "prefetch_duration_seconds": "Seconds from a query to its usable answer.",
     "prefetch_blocks": "Pages found by a query.",
+    "prefetch_staging_seconds": "Seconds that a request waited for pages on their way from a slower tier.",
+    "prefetch_stopped_blocks": "Pages that were there when a query was told to take them.",
     "load_duration_seconds": "Seconds from a restore's submission to its last byte.",
     "load_blocks": "Pages of a restore.",
     "layer_wait_seconds": "Seconds that the forward waited for one layer's bytes.",

@@ -149,7 +149,7 @@ class RankSide:
         self.loads = Loads(self._copies, timeline, current_stream, tensors.layers_ask, clock)
         self.offloads = Offloads(self._copies, settings, self.stats, self._number, clock)
         self.offloads.pressed = lambda: self.available() * PRESSED_SHARE < 1.0
-        self.lookups = Lookups(settings, Breaker(), self.stats, clock, self._wait_left_us)
+        self.lookups = Lookups(settings, Breaker(), self.stats, timeline, clock, self._wait_left_us)
         self.lookups.patient_from_start = False
         self._wait_until = 0.0
         self._through: Sessions | None = None  # what this pass promises through; no link exchanges it meanwhile
@@ -186,7 +186,7 @@ class RankSide:
         """
         self._check_copies()
         self._end_promises()
-        self._wait_until = self._clock() + self.settings.query_wait_us / 1e6
+        self._wait_until = self._clock() + self.settings.query_wait_seconds
         self.offloads.pump(*(self._usable() or (None, None)))
         self.stats.gauge("pending_prefetches", self.lookups.pending)
 

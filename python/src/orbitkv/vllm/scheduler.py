@@ -64,7 +64,7 @@ class SchedulerSide:
     _unused: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.lookups = Lookups(self.settings, self.breaker, self.stats, self.clock)
+        self.lookups = Lookups(self.settings, self.breaker, self.stats, self.timeline, self.clock)
         self.golden = GoldenDesk(self.geometry.world, self.settings.call_seconds, self.clock)
         self.publisher = Publisher(
             self.geometry.page_tokens,

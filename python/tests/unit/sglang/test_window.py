@@ -17,6 +17,7 @@ from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import read_settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.client import CacheManagerClient, State
+from orbitkv.timeline import Timeline
 
 WAIT_US = 1000
 PATIENCE_S = 1.0
@@ -35,7 +36,9 @@ class WindowRig:
         keys = {"orbitkv.query_wait_us": WAIT_US, "orbitkv.load_wait_ms": int(PATIENCE_S * 1e3)}
         self.session = SchedulerSession(cast(CacheManagerClient, self.client), "engine-1", Epoch(), lambda: None, 0)
         assert self.session.advance()
-        self.lookups = Lookups(read_settings(keys, {}), Breaker(), self.stats, self.clock, self._left)
+        self.lookups = Lookups(
+            read_settings(keys, {}), Breaker(), self.stats, Timeline("test", False), self.clock, self._left
+        )
         self.lookups.patient_from_start = False
         self.lookups.window = Window(3, 100)
         self.client.clock = self.clock
@@ -130,11 +133,27 @@ def test_a_lease_takes_the_pages_that_it_holds_and_not_those_that_were_asked_for
     rig.found("b", 98)
 
 
-def test_what_awaits_an_answer_takes_what_it_asks_for(rig: WindowRig) -> None:
-    rig.client.script = [(State.WAITING, 0)]
+@pytest.mark.parametrize("state", [State.UNANSWERED, State.WAITING, State.PREPARING])
+def test_what_awaits_an_answer_takes_what_it_asks_for(rig: WindowRig, state: State) -> None:
+    rig.client.script = [(state, 0)]
     assert rig.ask("a", 60) is None
     assert rig.ask("b", 41) is None
     assert [query.request for query in rig.client.queries] == ["a"]
+
+
+def test_requests_whose_pages_are_read_fill_the_window_and_free_it_when_they_are_stopped(rig: WindowRig) -> None:
+    rig.client.script = [(State.PREPARING, 0)] * 3
+    for name in "abc":
+        assert rig.ask(name, 30) is None
+        rig.lookups.reached(name)
+    assert rig.ask("d", 1) is None
+    assert len(rig.client.queries) == 3
+    for query, pages in zip(rig.client.queries, (10, 0, 30), strict=True):
+        query.at_stop = (State.READY, pages)
+    rig.begin(PATIENCE_S)
+    assert [rig.ask(name, 30) for name in "abc"] == [10, 0, 30]
+    rig.found("d", 60)
+    assert rig.ask("e", 1) is None, "three hold leases: of 10, 30 and 60 pages"
 
 
 def test_many_requests_without_a_hit_take_no_place_and_are_asked_once_a_second(rig: WindowRig) -> None:
@@ -221,7 +240,8 @@ def test_patience_begins_when_the_engine_passes_the_request_over(rig: WindowRig)
 
 
 @pytest.mark.parametrize("state", [State.WAITING, State.PREPARING])
-def test_a_request_waits_for_its_pages_as_long_as_its_patience_lasts(rig: WindowRig, state: State) -> None:
+@pytest.mark.parametrize("pages", [0, 2])
+def test_a_request_waits_for_its_pages_as_long_as_its_patience_lasts(rig: WindowRig, state: State, pages: int) -> None:
     rig.client.script = [(state, 0)]
     assert rig.ask("a") is None
     for _ in range(5):
@@ -232,14 +252,65 @@ def test_a_request_waits_for_its_pages_as_long_as_its_patience_lasts(rig: Window
     assert rig.ask("a") is None
     rig.begin(PATIENCE_S / 2)
     assert rig.ask("a") is None
+    rig.client.queries[0].at_stop = (State.READY, pages)
     rig.begin(PATIENCE_S / 2)
+    assert rig.ask("a") == pages
+    assert ("stop", "a") in rig.client.sent
+    assert ("cancel", "a") not in rig.client.sent
+    assert rig.sizes()[2] == (1 if pages else 0), "its place is free when it got nothing"
+
+
+def test_a_stop_is_answered_in_a_later_pass_when_the_wait_of_this_one_is_used_up(rig: WindowRig) -> None:
+    rig.client.script = [(State.PREPARING, 0)]
+    assert rig.ask("a") is None
+    rig.lookups.reached("a")
+    rig.begin(PATIENCE_S)
+    assert rig.ask("it uses the pass's wait up") is None
+    assert rig.ask("a") is None
+    assert ("stop", "a") in rig.client.sent
+    rig.client.queries[0].answer(State.READY, 3)
+    rig.begin(0.0001)
+    assert rig.ask("a") == 3
+    assert rig.stats.take()["prefetch_stopped"] == 1
+
+
+def test_a_stop_that_is_not_answered_within_the_wait_gives_the_query_up(rig: WindowRig) -> None:
+    rig.client.script = [(State.PREPARING, 0)]
+    assert rig.ask("a") is None
+    rig.lookups.reached("a")
+    rig.begin(PATIENCE_S)
+    assert rig.ask("it uses the pass's wait up") is None
+    assert rig.ask("a") is None
+    rig.begin(0.4 * WAIT_US / 1e6)
+    rig.pass_ends = rig.clock.now
+    assert rig.ask("a") is None
+    rig.begin(0.7 * WAIT_US / 1e6)
+    rig.pass_ends = rig.clock.now
     assert rig.ask("a") == 0
-    assert ("cancel", "a") in rig.client.sent
-    assert rig.sizes()[2] == 0, "and its place is free"
+    assert rig.client.sent[-1] == ("cancel", "a")
+    assert [sent for sent in rig.client.sent if sent[0] == "stop"] == [("stop", "a")]
+    assert rig.sizes()[2] == 1, "the place of the other one"
 
 
-def test_a_hit_ends_the_wait_and_a_later_one_begins_anew(rig: WindowRig) -> None:
-    rig.client.script = [(State.WAITING, 0)]
+def test_the_unanswered_stops_of_a_pass_wait_together_at_most_so_long(rig: WindowRig) -> None:
+    rig.lookups.window = None
+    rig.client.script = [(State.PREPARING, 0)] * 50
+    for number in range(50):
+        assert rig.ask(f"r{number}") is None
+        rig.lookups.reached(f"r{number}")
+    rig.begin(PATIENCE_S)
+    for _ in range(3):
+        before = rig.clock.now
+        for number in range(50):
+            rig.ask(f"r{number}")
+        assert rig.clock.now - before <= (WAIT_US + 2) / 1e6
+        rig.begin(WAIT_US / 1e6)
+    assert [rig.ask(f"r{number}") for number in range(50)] == [0] * 50
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.PREPARING])
+def test_a_hit_ends_the_wait_and_a_later_one_begins_anew(rig: WindowRig, state: State) -> None:
+    rig.client.script = [(state, 0)]
     assert rig.ask("a") is None
     rig.lookups.reached("a")
     rig.client.queries[0].answer(State.READY, 4)
@@ -336,6 +407,7 @@ def test_ten_thousand_requests_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
     vanish: Callable[[str], object] = str
     ends = [admit_with_pages, rig.lookups.finish, vanish]
     answers = [(State.READY, 4), (State.READY, 0), (State.WAITING, 0), (State.STALE, 0), (State.BUSY, 0)]
+    answers.append((State.PREPARING, 0))
     waiting: list[str] = []
     for number in range(10_000):
         waiting.append(f"r{number}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from python.tests.unit.vllm.conftest import PAGE, Rig, make_rig
 
 from orbitkv.client import State
+from orbitkv.timeline import Timeline, parse
 
 
 def test_found_pages_are_promised_and_asked_for_once(rig: Rig) -> None:
@@ -73,17 +76,112 @@ def test_one_request_alone_does_not_wait_for_ever(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("state", [State.WAITING, State.PREPARING])
-def test_a_staged_prefix_is_waited_for_at_most_so_long_in_the_life_of_a_request(rig: Rig, state: State) -> None:
-    rig.client.script = [(state, 0), (state, 0)]
+@pytest.mark.parametrize("pages", [0, 3, 7])
+def test_a_prefix_that_is_not_there_yet_is_waited_for_and_then_taken_as_far_as_it_is(
+    rig: Rig, state: State, pages: int
+) -> None:
+    rig.client.script = [(state, 0)]
     assert rig.match("a", 1000) is None
+    rig.client.queries[0].at_stop = (State.READY, pages)
     rig.clock.now += 0.9
     assert rig.match("a", 1000) is None
+    assert rig.sent("stop") == []
     rig.clock.now += 0.2
-    assert rig.match("a", 1000) == 0
-    assert rig.sent("cancel") == [("cancel", "a")]
+    assert rig.match("a", 1000) == pages * PAGE
+    assert rig.match("a", 1000) == pages * PAGE, "and it is the same answer in the next pass"
+    assert rig.sent("stop") == [("stop", "a")]
+    assert rig.sent("cancel") == []
+    values = rig.side.stats.take()
+    assert (values["prefetch_stopped"], values["prefetch_stopped_blocks"]) == (1, [pages])
+    assert ("prefetch_staging_seconds" in values) == (state is State.PREPARING)
+    if pages:
+        rig.admit("a", pages * PAGE, list(range(1, pages + 1)))
+        assert rig.sent("begin") == [("begin", 10, pages)]
+
+
+def test_a_stop_that_is_not_answered_in_time_gives_the_query_up(rig: Rig) -> None:
+    """The Manager stopped after it had said that it reads."""
+    rig.client.clock = rig.clock
+    rig.client.script = [(State.PREPARING, 0)] * 4
+    assert [rig.match(name, 1000) for name in "abcd"] == [None] * 4
+    rig.clock.now += 1.1
+    before = rig.clock.now
+    assert [rig.match(name, 1000) for name in "abcd"] == [0] * 4
+    assert rig.clock.now - before < 4 * rig.side.settings.query_wait_seconds, "the fourth finds an open breaker"
+    assert rig.sent("cancel") == [("cancel", name) for name in "abcd"]
+    assert rig.sent("stop") == [("stop", name) for name in "abc"]
+    values = rig.side.stats.take()
+    assert (values["query_unanswered"], values["breaker_opened"], values["prefetch_stopped"]) == (3, 1, 3)
+
+
+def test_a_request_waits_for_the_slower_tier_once_in_its_life(rig: Rig) -> None:
+    rig.client.script = [(State.PREPARING, 0), (State.PREPARING, 0)]
+    assert rig.match("a", 1000) is None
+    rig.client.queries[0].at_stop = (State.READY, 2)
+    rig.clock.now += 1.1
+    assert rig.match("a", 1000) == 2 * PAGE
     rig.clock.now += 1.1
     rig.side.build_plan([], {}, [])
-    assert rig.match("a", 1000) == 0, "its patience is used up, also for a second query"
+    assert rig.sent("release") == [("release", 10)]
+    assert rig.match("a", 1000) == 0, "the second query is stopped at once, and gives what is in memory by now"
+    assert rig.sent("stop") == [("stop", "a")] * 2
+
+
+def test_others_go_first_while_a_prefix_is_read_and_it_is_restored_when_it_is_there(rig: Rig) -> None:
+    rig.client.script = [(State.PREPARING, 0), (State.READY, 2)]
+    assert rig.match("a", 1000) is None
+    assert rig.match("b", 300) == 2 * PAGE
+    rig.admit("b", 2 * PAGE, [1, 2])
+    rig.step("b", 300, 256, blocks=[1, 2, 3])
+    assert [restore.request for restore in rig.plan.restores] == ["b"]
+    rig.side.finished(rig.progress("b", 300, 300))
+    assert rig.match("a", 1000) is None
+    rig.client.queries[0].answer(State.READY, 7)
+    assert rig.match("a", 1000) == 7 * PAGE
+    assert rig.sent("stop") == rig.sent("cancel") == []
+    values = rig.side.stats.take()
+    assert "prefetch_stopped" not in values
+    assert len(values["prefetch_staging_seconds"]) == 1  # type: ignore[arg-type]
+
+
+def test_a_page_that_cannot_be_read_ends_the_wait_at_what_is_before_it(rig: Rig) -> None:
+    rig.client.script = [(State.PREPARING, 0)]
+    assert rig.match("a", 1000) is None
+    rig.client.queries[0].answer(State.READY, 1)
+    assert rig.match("a", 1000) == PAGE
+
+
+def test_news_are_fetched_in_the_pass_that_sees_the_notice() -> None:
+    """An idle engine steps each millisecond while a request waits, and a request should not wait for two steps."""
+    rig = make_rig({"orbitkv.query_wait_us": 777})
+    rig.client.script = [(State.PREPARING, 0)]
+    assert rig.match("a", 1000) is None
+    assert rig.match("a", 1000) is None
+    rig.client.queries[0].answer(State.PREPARING)
+    assert rig.match("a", 1000) is None
+    assert rig.match("a", 1000) is None
+    assert rig.client.queries[0].refreshed == [777, 0, 777, 0]
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "stopped"])
+def test_the_timeline_says_what_a_request_waited_for_the_slower_tier(
+    rig: Rig, caplog: pytest.LogCaptureFixture, ready: bool
+) -> None:
+    rig.side.lookups.timeline = Timeline("test", enabled=True)
+    rig.client.script = [(State.PREPARING, 0)]
+    assert rig.match("a", 1000) is None
+    query = rig.client.queries[0]
+    rig.clock.now += 0.5 if ready else 1.5
+    if ready:
+        query.answer(State.READY, 7)
+    else:
+        query.at_stop = (State.READY, 3)
+    with caplog.at_level(logging.INFO, logger="orbitkv.timeline"):
+        rig.match("a", 1000)
+    (record,) = [record for line in caplog.messages if (record := parse(line)) is not None]
+    assert (record["stage"], record["request_id"]) == ("staged", "a")
+    told = (record["elapsed_us"], record["pages"], record["stopped"])
+    assert told == ((500_000, 7, False) if ready else (1_500_000, 3, True))
 
 
 @pytest.mark.parametrize("state", [State.BUSY, State.STALE, State.YIELDED])
