@@ -15,7 +15,7 @@ func doctorCommand() *cobra.Command {
 		Short: "Say what this machine offers, line by line good or bad with the fix",
 		Args:  cobra.NoArgs,
 	}
-	addFlags(cmd, config.FlagSocket, config.FlagPoolSize, config.FlagHugePages)
+	addFlags(cmd, config.FlagSocket, config.FlagPoolSize, config.FlagHugePages, config.FlagSSDPath, config.FlagSSDCapacity, config.FlagSSDBackend)
 	asJSON := cmd.Flags().Bool("json", false, "print JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := readConfig(cmd)
@@ -23,7 +23,9 @@ func doctorCommand() *cobra.Command {
 			return err
 		}
 		named, _ := flagsOf(cmd)(config.FlagSocket)
-		options := doctor.Options{PoolBytes: cfg.PoolBytes, HugePages: cfg.HugePages, UID: os.Geteuid()}
+		options := doctor.Options{PoolBytes: cfg.PoolBytes, HugePages: cfg.HugePages, UID: os.Geteuid(), SSD: doctor.SSD{
+			Paths: cfg.SSD.Paths, CapacityBytes: cfg.SSD.CapacityBytes, RingOnly: cfg.SSD.Backend == config.BackendUring, NoRing: cfg.SSD.Backend == config.BackendPool,
+		}}
 		if _, written := flagsOf(cmd)(config.FlagPoolSize); !written && os.Getenv(config.Find(config.FlagPoolSize).Environment) == "" {
 			options.PoolBytes = 0 // The doctor takes the default itself, and says so.
 		}

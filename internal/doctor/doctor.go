@@ -38,6 +38,7 @@ type Options struct {
 	PoolBytes uint64   // pool that would be used, bytes; zero takes DefaultPoolBytes
 	HugePages bool     // whether the pool would lie in reserved huge pages
 	Sockets   []Socket // in search order
+	SSD       SSD      // the tier below the pool that would be used
 	UID       int      // user that the Manager would run as; used for the owners of sockets
 }
 
@@ -58,12 +59,13 @@ func Run(o Options) []Line {
 	}
 	lines := kernelLines(o)
 	lines = append(lines, memoryLines(o)...)
-	lines = append(lines, lockedMemoryLine(o.FS))
+	lines = append(lines, lockedMemoryLine(o))
 	lines = append(lines, swapLine(o.FS))
 	lines = append(lines, hugePageLines(o)...)
 	lines = append(lines, nodesLine(o.FS))
 	lines = append(lines, gpuLines(o)...)
 	lines = append(lines, leftoversLine(o.FS))
+	lines = append(lines, ssdLines(o)...)
 	return append(lines, socketLines(o)...)
 }
 

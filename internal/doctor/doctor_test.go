@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -48,7 +49,8 @@ func soundKernel() *Probe {
 	works := func() error { return nil }
 	return &Probe{
 		Release: func() string { return "6.18.0" }, MemfdSeals: works, PidfdOpen: works, PeerPidfd: works, PopulateWrite: works,
-		IOUring: works, Dial: func(string) error { return nil },
+		IOUring: works, Dial: func(string) error { return nil }, DirectIO: func(string) error { return nil },
+		Folder: func(path string) (Folder, error) { return Folder{Path: path, FreeBytes: 100 * gib}, nil },
 	}
 }
 
@@ -63,8 +65,8 @@ func linkTo(target string) *fstest.MapFile {
 // me is the user that the Manager of the test machines runs as.
 const me = 1000
 
-// machines differ from a sound one in one thing each; line is the one that speaks of it.
-var machines = []struct {
+// machine differs from a sound one in one thing; line is the one that speaks of it.
+type machine struct {
 	name    string
 	files   map[string]string
 	nodes   fstest.MapFS
@@ -75,7 +77,9 @@ var machines = []struct {
 	verdict Verdict
 	words   []string // in found or fix
 	never   string   // in neither, when it is not empty
-}{
+}
+
+var machines = []machine{
 	{name: "default pool", line: "memory", verdict: Good, words: []string{"pool 16 GiB", "1/4", "allowed 64 GiB by machine memory"}},
 	{
 		name: "group limit", files: map[string]string{unit + "orbitkv.service/memory.max": fmt.Sprint(8 * gib)},
@@ -299,7 +303,7 @@ var machines = []struct {
 
 // TestRun shows the doctor each machine and asks for the line that speaks of what is special there.
 func TestRun(t *testing.T) {
-	for _, c := range machines {
+	for _, c := range slices.Concat(machines, diskMachines) {
 		t.Run(c.name, func(t *testing.T) {
 			machine, kernel := soundMachine(), soundKernel()
 			for path, text := range c.files {

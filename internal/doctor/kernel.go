@@ -14,6 +14,9 @@ type Probe struct {
 	PopulateWrite func() error       // populating a mapping by madvise
 	IOUring       func() error       // a ring for asynchronous reads and writes
 	Dial          func(string) error // connects to a Unix socket and closes it again
+
+	Folder   func(path string) (Folder, error) // what is known of a folder that exists
+	DirectIO func(path string) error           // writes and reads an aligned block around the page cache, in a folder
 }
 
 // kernelLines say what the kernel offers. Only what a Manager cannot do without is bad.
@@ -40,7 +43,7 @@ func kernelLines(o Options) []Line {
 	} else {
 		lines = append(lines, good("SO_PEERPIDFD", "works"))
 	}
-	return append(lines, ringLine(p.IOUring()))
+	return append(lines, ringLine(p.IOUring(), o.SSD))
 }
 
 // populateLine tells a kernel that does not know the call, where the pool is populated otherwise, from one that forbids it.
@@ -56,12 +59,18 @@ func populateLine(err error) Line {
 }
 
 // ringLine explains the errno of an io_uring probe: each has a cause of its own.
-func ringLine(err error) Line {
+func ringLine(err error, ssd SSD) Line {
 	const name = "io_uring"
-	if err == nil {
+	switch {
+	case err == nil:
 		return good(name, "works")
+	case ssd.NoRing:
+		return good(name, "not asked for, and it would not work: %s", reason(err))
 	}
 	fix := "no harm: SSD reads and writes use a pool of threads"
+	if ssd.RingOnly {
+		fix = "name --ssd-backend auto"
+	}
 	switch {
 	case errors.Is(err, syscall.EPERM):
 		fix += "; a container's filter or sysctl kernel.io_uring_disabled forbids it"
@@ -69,6 +78,9 @@ func ringLine(err error) Line {
 		fix += "; the kernel was built without it or a filter hides it"
 	case errors.Is(err, syscall.ENOMEM):
 		fix += "; raise the limit of locked memory"
+	}
+	if ssd.RingOnly {
+		return bad(name, fix, "%s", reason(err))
 	}
 	return note(name, fix, "%s", reason(err))
 }

@@ -38,10 +38,11 @@ func memoryLines(o Options) []Line {
 	return lines
 }
 
-func lockedMemoryLine(fsys fs.FS) Line {
+func lockedMemoryLine(o Options) Line {
 	const name = "locked memory"
 	const fix = "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited; needed only by fixed buffers of io_uring and by RDMA. " +
 		"An engine has a limit of its own: raise that one, too, where its log says that arenas could not be registered with a GPU"
+	fsys := o.FS
 	limits, err := readWord(fsys, "proc/self/limits")
 	if err != nil {
 		return note(name, fix, "limit unreadable: %v", err)
@@ -55,6 +56,8 @@ func lockedMemoryLine(fsys fs.FS) Line {
 		return note(name, fix, "limit unreadable: %v", err)
 	case limit == unlimited:
 		return good(name, "unlimited")
+	case len(o.SSD.Paths) > 0 && !o.SSD.NoRing:
+		return note(name, fix+". Without them SSD reads and writes cost more processor time", "limited to %s, and io_uring would lock the pool", size(limit))
 	}
 	return note(name, fix, "limited to %s", size(limit))
 }

@@ -21,7 +21,7 @@ const dialTimeout = 500 * time.Millisecond
 func RealProbe() *Probe {
 	return &Probe{
 		Release: kernelRelease, MemfdSeals: probeMemfdSeals, PidfdOpen: probePidfdOpen, PeerPidfd: probePeerPidfd,
-		PopulateWrite: probePopulateWrite, IOUring: probeIOUring, Dial: probeDial,
+		PopulateWrite: probePopulateWrite, IOUring: probeIOUring, Dial: probeDial, Folder: probeFolder, DirectIO: probeDirectIO,
 	}
 }
 

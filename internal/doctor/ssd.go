@@ -1,0 +1,191 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"syscall"
+)
+
+// SSD is the tier below the pool that would be used; without a path there is none.
+type SSD struct {
+	Paths         []string // absolute
+	CapacityBytes uint64   // of all paths together
+	RingOnly      bool     // io_uring is asked for by name: nothing else will do
+	NoRing        bool     // threads are asked for by name
+}
+
+// volumeFiles are what a store keeps in its folder. What they occupy is no loss of room: it is reserved for the store already.
+var volumeFiles = []string{"payload", "index", "index.new", "superblock"}
+
+// ssdLines look at each folder of the SSD tier.
+func ssdLines(o Options) (lines []Line) {
+	for _, p := range o.SSD.Paths {
+		lines = append(lines, folderLines(o, p, o.SSD.CapacityBytes/uint64(len(o.SSD.Paths)))...)
+	}
+	return lines
+}
+
+// folderLines look at one folder, or at the one above it where it will be made.
+func folderLines(o Options, folder string, share uint64) []Line {
+	name := "SSD " + folder
+	at, made := folder, false
+	info, err := fs.Stat(o.FS, inside(folder))
+	if errors.Is(err, fs.ErrNotExist) {
+		at, made = path.Dir(folder), true
+		info, err = fs.Stat(o.FS, inside(at))
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []Line{bad(name, "mount the device, or make the folder: mkdir -p "+at, "neither it nor %s is there", at)}
+	case err != nil:
+		return []Line{bad(name, "let the Manager's user reach it, or name another folder", "cannot be looked at: %s", cause(err))}
+	case !info.IsDir():
+		return []Line{bad(name, "name a folder", "%s is no folder", at)}
+	}
+	known, err := o.Probe.Folder(at)
+	if err != nil {
+		return []Line{bad(name, "let the Manager's user reach it, or name another folder", "%s", cause(err))}
+	}
+	return []Line{deviceLine(o.FS, name, known.Path, made), spaceLine(o.FS, name, folder, known.FreeBytes, share), directLine(name, o.Probe.DirectIO(at))}
+}
+
+// deviceLine names file system and device.
+func deviceLine(fsys fs.FS, name, resolved string, made bool) Line {
+	found := "the kernel names no file system for it"
+	m, ok := mountOf(fsys, resolved)
+	if !ok {
+		return note(name, "mount /proc", "%s", found)
+	}
+	disk, rotating := diskOf(fsys, m.device)
+	found = m.kind + " on " + disk
+	if made {
+		found += "; orbitkv serve makes the folder"
+	}
+	switch {
+	case hasWord(m.options, "ro"):
+		return bad(name, "mount it for writing: mount -o remount,rw "+m.point, "%s, mounted read-only", found)
+	case m.kind == "tmpfs", m.kind == "ramfs":
+		return note(name, "name a folder on a disk: here pages are in memory twice", "%s: memory, not a disk", m.kind)
+	case m.kind == "overlay":
+		return note(name, "mount a volume of the host there: a container's own layer goes with the container and is slower", "%s", found)
+	case strings.HasPrefix(m.kind, "nfs"), m.kind == "cifs", m.kind == "smb3":
+		return note(name, "name a folder on a local disk: reads over a network are rarely faster than recomputing", "%s", found)
+	case rotating:
+		return note(name, "name a folder on a solid-state disk: reads here are slower than recomputing", "%s, which rotates", found)
+	}
+	return good(name, "%s", found)
+}
+
+// spaceLine compares what a folder's share of the capacity needs with what its file system gives.
+func spaceLine(fsys fs.FS, name, folder string, free, share uint64) Line {
+	name += " space"
+	var own uint64
+	for _, file := range volumeFiles {
+		if info, err := fs.Stat(fsys, inside(folder)+"/"+file); err == nil {
+			own += allocated(info)
+		}
+	}
+	found := fmt.Sprintf("%s free for the %s of --ssd-cache-capacity", size(free), size(share))
+	if own > 0 {
+		found = fmt.Sprintf("%s free, and %s of it stored already, for the %s of --ssd-cache-capacity", size(free), size(own), size(share))
+	}
+	if free+own < share {
+		return bad(name, fmt.Sprintf("lower --ssd-cache-capacity, or free %s: the Manager reserves it at its start", size(share-free-own)), "%s", found)
+	}
+	return good(name, "%s", found)
+}
+
+func allocated(info fs.FileInfo) uint64 {
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		return uint64(stat.Blocks) * 512
+	}
+	return uint64(info.Size())
+}
+
+// directLine tells what an aligned write and read around the page cache said.
+func directLine(name string, err error) Line {
+	name += " direct I/O"
+	switch {
+	case err == nil:
+		return good(name, "8 KiB were written and came back")
+	case errors.Is(err, syscall.EINVAL):
+		return bad(name, "name a folder on ext4 or XFS: this file system does not read and write around the page cache", "%s", reason(err))
+	case errors.Is(err, fs.ErrPermission):
+		return bad(name, "chown it to the Manager's user, or name another folder", "%s", reason(err))
+	case errors.Is(err, syscall.EROFS):
+		return bad(name, "mount it for writing", "%s", reason(err))
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return bad(name, "free some space", "%s", reason(err))
+	}
+	return bad(name, "look at the disk: dmesg names its faults", "%s", reason(err))
+}
+
+// inside is an absolute path as fs.FS wants it.
+func inside(absolute string) string {
+	if p := strings.TrimPrefix(path.Clean(absolute), "/"); p != "" {
+		return p
+	}
+	return "."
+}
+
+// mount is one line of mountinfo.
+type mount struct {
+	point, kind, options string
+	device               string // major:minor
+}
+
+// mountOf finds the mount that a path lies on: the one with the longest point, and of those on one point the last, which hides the others.
+func mountOf(fsys fs.FS, resolved string) (found mount, ok bool) {
+	text, err := fs.ReadFile(fsys, "proc/self/mountinfo")
+	if err != nil {
+		return mount{}, false
+	}
+	for line := range strings.Lines(string(text)) {
+		_, at, kind, _, parsed := parseMount(line)
+		point := "/" + unescape(at)
+		fields := strings.Fields(line)
+		if !parsed || !holds(point, resolved) || ok && len(point) < len(found.point) {
+			continue
+		}
+		found, ok = mount{point: point, kind: kind, options: fields[5], device: fields[2]}, true
+	}
+	return found, ok
+}
+
+// unescape turns the kernel's octal forms of blanks back.
+func unescape(text string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(text)
+}
+
+func holds(point, p string) bool {
+	return point == "/" || p == point || strings.HasPrefix(p, point+"/")
+}
+
+// diskOf names a block device by its number, and says whether it rotates.
+func diskOf(fsys fs.FS, device string) (text string, rotating bool) {
+	if strings.HasPrefix(device, "0:") {
+		return "no block device of its own", false
+	}
+	target, err := fs.ReadLink(fsys, "sys/dev/block/"+device)
+	if err != nil {
+		return "device " + device, false
+	}
+	disk := path.Base(target)
+	if _, err := fs.Stat(fsys, "sys/dev/block/"+device+"/partition"); err == nil {
+		disk = path.Base(path.Dir(target))
+	}
+	word, err := readWord(fsys, "sys/block/"+disk+"/queue/rotational")
+	rotating = err == nil && word == "1"
+	switch {
+	case strings.Contains(target, "/nvme"):
+		return "NVMe disk " + disk, false
+	case strings.Contains(target, "/virtio"):
+		return "virtual disk " + disk, false // its host knows whether it rotates
+	case strings.Contains(target, "/virtual/"):
+		return "virtual device " + disk, rotating
+	}
+	return "disk " + disk, rotating
+}
