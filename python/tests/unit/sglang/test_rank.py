@@ -154,6 +154,44 @@ def test_a_request_whose_restore_runs_has_no_answer_yet(rig: RankRig) -> None:
     assert rig.lookup("a") == 4
 
 
+# A prefix that is read first.
+
+
+def test_others_go_first_while_a_prefix_is_read_and_it_is_restored_when_it_is_there(rig: RankRig) -> None:
+    rig.client.script = [(State.PREPARING, 0)]
+    assert rig.lookup("slow") is None
+    rig.side.keep_waiting("slow")
+    rig.found("quick", 2)
+    rig.load("quick", 2)
+    assert rig.side.start_loads() == 0
+    rig.held.arrive_all()
+    rig.begin()
+    assert [rig.side.loads.pop() for _ in range(rig.side.loads.completed())] == [["quick"]]
+    assert rig.lookup("slow") is None
+    rig.side.keep_waiting("slow")
+    rig.client.queries[0].answer(State.READY, 4)
+    rig.begin()
+    assert rig.lookup("slow") == 4
+    rig.load("slow", 4, first=10)
+    assert rig.side.start_loads() == 1
+    assert rig.held.groups == [["quick"], ["slow"]]
+    assert rig.sent("stop", "cancel") == []
+
+
+def test_what_came_before_the_patience_ended_is_restored(rig: RankRig) -> None:
+    rig.client.script = [(State.PREPARING, 0)]
+    assert rig.lookup("a") is None
+    rig.side.keep_waiting("a")
+    rig.client.queries[0].at_stop = (State.READY, 3)
+    for answer in (None, 3):
+        rig.clock.now += rig.side.settings.load_wait_seconds / 2
+        rig.begin()
+        assert rig.lookup("a") == answer
+    rig.load("a", 3)
+    assert rig.side.start_loads() == 0
+    assert [sent[0] for sent in rig.sent("stop", "begin", "cancel")] == ["stop", "begin"]
+
+
 # Promise and revoke.
 
 
