@@ -1,0 +1,87 @@
+package blockio
+
+import "sync"
+
+// Pool runs transfers on threads that each wait for one read or write. It takes any File.
+//
+// Its queue has no bound of its own: whoever submits bounds what is unfinished.
+type Pool struct {
+	mutex      sync.Mutex
+	work       sync.Cond // a transfer is queued, or the last one has ended
+	queue      []*Transfer
+	unfinished int // queued or running, or their Done is
+	closing    bool
+	threads    sync.WaitGroup
+}
+
+// NewPool starts a pool of so many threads, one at least.
+func NewPool(threads int) *Pool {
+	if threads < 1 {
+		panic("blockio: a pool needs a thread")
+	}
+	p := &Pool{}
+	p.work.L = &p.mutex
+	for range threads {
+		p.threads.Go(p.run)
+	}
+	return p
+}
+
+// Name is "pool".
+func (p *Pool) Name() string { return "pool" }
+
+// Submit queues a transfer.
+func (p *Pool) Submit(t *Transfer) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.closing && p.unfinished == 0 {
+		panic("blockio: a transfer was submitted to a closed pool")
+	}
+	p.unfinished++
+	p.queue = append(p.queue, t)
+	p.work.Signal()
+}
+
+// Close waits for every transfer that was submitted, and for those that their Done submits.
+func (p *Pool) Close() {
+	p.mutex.Lock()
+	p.closing = true
+	p.work.Broadcast()
+	p.mutex.Unlock()
+	p.threads.Wait()
+}
+
+func (p *Pool) run() {
+	for t := p.next(); t != nil; t = p.next() {
+		if t.Write {
+			t.Done(t.File.WriteAt(t.Buffers, t.Offset))
+		} else {
+			t.Done(t.File.ReadAt(t.Buffers, t.Offset))
+		}
+		p.ended()
+	}
+}
+
+// next waits for a transfer; nil when the pool is closed and all are done.
+func (p *Pool) next() *Transfer {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for len(p.queue) == 0 {
+		if p.closing && p.unfinished == 0 {
+			return nil
+		}
+		p.work.Wait()
+	}
+	t := p.queue[0]
+	p.queue[0] = nil
+	p.queue = p.queue[1:]
+	return t
+}
+
+func (p *Pool) ended() {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.unfinished--; p.unfinished == 0 && p.closing {
+		p.work.Broadcast()
+	}
+}
