@@ -40,11 +40,11 @@ func (x *Index) checkEntry(e *entry, number uint32) error {
 	if found := x.lookup(e.namespace, e.group, &e.key); (found == number) != e.state.keyed() {
 		return fmt.Errorf("index: the key of %v page record %d leads to record %d", e.state, number, found)
 	}
-	if e.refs > 0 && e.state != Sealed && e.state != Retired {
-		return fmt.Errorf("index: %v page record %d has %d references", e.state, number, e.refs)
+	if e.owned() && e.state != Sealed && e.state != Retired {
+		return fmt.Errorf("index: %v page record %d has %d references, pinned %v", e.state, number, e.refs, e.pinned())
 	}
-	if e.state == Retired && e.refs == 0 {
-		return fmt.Errorf("index: retired page record %d has no reference left", number)
+	if e.state == Retired && !e.owned() {
+		return fmt.Errorf("index: retired page record %d has neither reference nor pin left", number)
 	}
 	if want := e.state == Sealed && e.refs == 0 && e.class() != Unlisted; e.listed() != want {
 		return fmt.Errorf("index: %v page record %d with %d references: listed is %v", e.state, number, e.refs, e.listed())

@@ -24,7 +24,7 @@ type entry struct {
 	namespace  uint32
 	group      uint16
 	state      State
-	flags      uint8 // class in bits 0-1, origin in bits 2-3, credited in bit 4, listed in bit 5
+	flags      uint8 // class in bits 0-1, origin in bits 2-3, credited in bit 4, listed in bit 5, pinned in bit 6
 	generation uint32
 	refs       uint32
 	location   uint64
@@ -37,11 +37,16 @@ const (
 	originMask  = 0x03 << originShift
 	creditedBit = 1 << 4
 	listedBit   = 1 << 5
+	pinnedBit   = 1 << 6
 )
 
 func (e *entry) class() Class   { return Class(e.flags & classMask) }
 func (e *entry) origin() Origin { return Origin(e.flags & originMask >> originShift) }
 func (e *entry) listed() bool   { return e.flags&listedBit != 0 }
+func (e *entry) pinned() bool   { return e.flags&pinnedBit != 0 }
+
+// owned says whether somebody may still read a page's bytes.
+func (e *entry) owned() bool { return e.refs > 0 || e.pinned() }
 
 func (e *entry) setClass(c Class) { e.flags = e.flags&^classMask | uint8(c) }
 
@@ -55,14 +60,15 @@ type Page struct {
 	Class     Class
 	Origin    Origin
 	Credited  bool   // a terminal report said that some of its bytes were used
-	Refs      uint32 // references of leases; residence in the table is not counted
+	Refs      uint32 // references of leases and transfers; residence in the table is not counted
+	Pinned    bool
 	Location  uint64 // of part 0
 }
 
 func (e *entry) page(number uint32) Page {
 	return Page{
 		Handle: Handle{number, e.generation}, Key: e.key, Namespace: e.namespace, Group: e.group, State: e.state,
-		Class: e.class(), Origin: e.origin(), Credited: e.flags&creditedBit != 0, Refs: e.refs, Location: e.location,
+		Class: e.class(), Origin: e.origin(), Credited: e.flags&creditedBit != 0, Refs: e.refs, Pinned: e.pinned(), Location: e.location,
 	}
 }
 
@@ -73,8 +79,8 @@ func (x *Index) to(number uint32, next State) {
 	if !moves[e.state][next] {
 		panic(fmt.Sprintf("index: page record %d cannot go from %v to %v", number, e.state, next))
 	}
-	if next == Free && e.refs != 0 {
-		panic(fmt.Sprintf("index: page record %d became free with %d references", number, e.refs)) // I1
+	if next == Free && e.owned() {
+		panic(fmt.Sprintf("index: page record %d became free with %d references, pinned %v", number, e.refs, e.pinned())) // I1
 	}
 	wasKeyed := e.state.keyed()
 	x.counts[e.state]--

@@ -95,17 +95,13 @@ func (x *Index) Discard(h Handle) {
 	x.release(h.entry)
 }
 
-// Retire takes a sealed page off its key. It is freed at once when nobody references it, else with its last reference (I6).
+// Retire takes a sealed page off its key. It is freed at once when nobody owns it, else with its last reference or its pin (I6).
 func (x *Index) Retire(h Handle) (freed bool) {
 	e := x.must(h)
 	x.unlink(h.entry)
 	x.to(h.entry, Retired)
 	x.resident[e.class()]--
-	if e.refs > 0 {
-		return false
-	}
-	x.release(h.entry)
-	return true
+	return x.releaseIfLast(e, h.entry)
 }
 
 // Hold adds a reference to a sealed page: it leaves its LRU list and is no victim until the last reference goes (I1).
@@ -131,11 +127,30 @@ func (x *Index) Drop(h Handle) (freed bool) {
 		return false
 	}
 	if e.state == Retired {
-		x.release(h.entry)
-		return true
+		return x.releaseIfLast(e, h.entry)
 	}
 	x.link(h.entry)
 	return false
+}
+
+// Pin keeps the bytes of a sealed page from being reused, once at a time (I1). Unlike a reference it leaves the page where it is in its LRU list,
+// as a victim too: reading a page to look after it must not make it look used (I7).
+func (x *Index) Pin(h Handle) {
+	e := x.must(h)
+	if e.state != Sealed || e.pinned() {
+		panic(fmt.Sprintf("index: pin of a %v page, pinned %v", e.state, e.pinned()))
+	}
+	e.flags |= pinnedBit
+}
+
+// Unpin takes the pin off. It frees a page that was retired meanwhile and that nobody references.
+func (x *Index) Unpin(h Handle) (freed bool) {
+	e := x.must(h)
+	if !e.pinned() {
+		panic(fmt.Sprintf("index: %v page record %d is not pinned", e.state, h.entry))
+	}
+	e.flags &^= pinnedBit
+	return e.state == Retired && x.releaseIfLast(e, h.entry)
 }
 
 // Credit marks a page as used by a copy that arrived and says whether it was the first such report.
@@ -232,6 +247,15 @@ func (x *Index) newRecord() uint32 {
 	x.made++
 	x.counts[Free]++
 	return x.made
+}
+
+// releaseIfLast ends the life of a retired record that nobody owns any more.
+func (x *Index) releaseIfLast(e *entry, number uint32) (freed bool) {
+	if e.owned() {
+		return false
+	}
+	x.release(number)
+	return true
 }
 
 // release ends a record's life: the hook sees its facts, and the next generation makes every handle of this one stale.

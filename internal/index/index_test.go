@@ -136,6 +136,11 @@ func TestIllegalMovesPanic(t *testing.T) {
 	mustPanic(t, "reserved to retired", func() { New(1, nil).Retire(reserved) })
 	mustPanic(t, "reference to a reserved page", func() { x.Hold(reserved) })
 	mustPanic(t, "drop without reference", func() { x.Drop(page) })
+	mustPanic(t, "pin of a reserved page", func() { x.Pin(reserved) })
+	mustPanic(t, "unpin without pin", func() { x.Unpin(page) })
+	x.Pin(page)
+	mustPanic(t, "a second pin", func() { x.Pin(page) })
+	x.Unpin(page)
 	mustPanic(t, "second record of a key", func() { x.Reserve(1, 0, key(1), 3, Retained, Published) })
 	x.Quarantine(reserved)
 	mustPanic(t, "quarantined to free", func() { x.to(reserved.entry, Free) })
@@ -163,6 +168,7 @@ type modelPage struct {
 	number int
 	state  State
 	refs   int
+	pinned bool
 }
 
 // TestModel drives random lives against a map of what each key must answer.
@@ -229,7 +235,7 @@ func TestModel(t *testing.T) {
 					t.Skip()
 				}
 				p.refs--
-				if last := p.refs == 0 && p.state == Retired; x.Drop(p.handle) != last {
+				if last := p.refs == 0 && !p.pinned && p.state == Retired; x.Drop(p.handle) != last {
 					t.Fatalf("drop said freed=%v with %d references in state %v", !last, p.refs, p.state)
 				} else if last {
 					p.state = Free
@@ -242,8 +248,37 @@ func TestModel(t *testing.T) {
 				if x.Retire(p.handle) {
 					p.state = Free
 				}
-				if (p.state == Free) != (p.refs == 0) {
-					t.Fatalf("retire left state %v with %d references", p.state, p.refs)
+				if (p.state == Free) != (p.refs == 0 && !p.pinned) {
+					t.Fatalf("retire left state %v with %d references, pinned %v", p.state, p.refs, p.pinned)
+				}
+			},
+			"pin": func(t *rapid.T) {
+				p := draw(t, Sealed)
+				if p.pinned {
+					t.Skip()
+				}
+				before := order(x, Retained)
+				x.Pin(p.handle)
+				p.pinned = true
+				if !slices.Equal(order(x, Retained), before) {
+					t.Fatal("a pin changed the order of victims")
+				}
+			},
+			"unpin": func(t *rapid.T) {
+				p := draw(t, Sealed, Retired)
+				if !p.pinned {
+					t.Skip()
+				}
+				p.pinned = false
+				before, last := order(x, Retained), p.refs == 0 && p.state == Retired
+				if x.Unpin(p.handle) != last {
+					t.Fatalf("unpin said freed=%v with %d references in state %v", !last, p.refs, p.state)
+				}
+				if last {
+					p.state = Free
+				}
+				if !slices.Equal(order(x, Retained), before) {
+					t.Fatal("the end of a pin changed the order of victims")
 				}
 			},
 			// Always possible, so that a run in which the others have nothing to work on goes on.

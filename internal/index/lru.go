@@ -2,7 +2,7 @@ package index
 
 // list is the LRU order of one class: head was used last, tail is the next victim. Links are entry numbers, 0 is none.
 //
-// Only sealed pages without references are in a list: a referenced page is never a victim and costs reclaim no look.
+// Only sealed pages without references are in a list: a referenced page is never a victim and costs reclaim no look. A pin does not count.
 type list struct {
 	head, tail uint32
 	pages      uint64
@@ -71,7 +71,7 @@ func (x *Index) Touch(h Handle) {
 	}
 }
 
-// Promote moves this generation of a page to a class, as the page used last there if it is listed. It says whether the class changed:
+// Promote moves this generation of a page to a class, up or down, as the page used last there if it is listed. It says whether the class changed:
 // a stale handle moves nothing, and neither does one of an unlisted page.
 func (x *Index) Promote(h Handle, class Class) bool {
 	e := x.live(h)
