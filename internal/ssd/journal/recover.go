@@ -1,0 +1,120 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/vfs"
+)
+
+// The reasons why something in a log does not count. Each is a miss, never a fault of the volume.
+const (
+	Header           = "header"            // the log's header is damaged: nothing of the log counts
+	Torn             = "torn"              // the log ends in something that is no record, or before its snapshot does
+	Damaged          = "crc"               // bytes that are no record, with records behind them
+	Stale            = "stale"             // a record of another log or another place in this one; in a repair, a page of another volume or from before the last clear
+	Duplicate        = "duplicate"         // a page was stored already under the same key; the later one counts
+	UnknownNamespace = "unknown_namespace" // a page of a number that stands for no namespace
+	OutOfBounds      = "out_of_bounds"     // a page that does not lie in the payload file
+	Overlapping      = "overlapping"       // a page over which a later one was written
+	Unreadable       = "unreadable"        // a block of the payload that the device does not give; a repair alone meets it
+)
+
+// Reasons are all of them.
+var Reasons = []string{Header, Torn, Damaged, Stale, Duplicate, UnknownNamespace, OutOfBounds, Overlapping, Unreadable}
+
+// State is what a volume holds.
+type State struct {
+	Namespaces []Namespace
+	Puts       []Put             // disjoint, each of a known namespace and inside the payload; the oldest use first
+	Problems   map[string]uint64 // reason to count
+	Records    uint64            // records that the log had room for
+	Bytes      int64             // size of the log
+}
+
+// ErrOtherVolume says that an index log belongs to another volume than the folder it lies in.
+var ErrOtherVolume = errors.New("the index log belongs to another volume")
+
+// Open opens the index log of a volume and says what it holds, or makes an empty one where there is none. It reads the log alone. A log with
+// any problem is replaced by one that says what was found good: the next commit never stands behind bytes that nobody understood, and each problem
+// is counted once. A log that another volume or a newer version wrote is an error and stays as it is.
+func Open(fs vfs.FS, volume [16]byte, limits Limits) (*Journal, State, error) {
+	j := &Journal{fs: fs, volume: volume}
+	state := State{Problems: map[string]uint64{}}
+	exists, err := fs.Exists(format.IndexName)
+	if err != nil {
+		return nil, State{}, err
+	}
+	if !exists {
+		if err := j.replace(recordsOf(nil)); err != nil {
+			return nil, State{}, err
+		}
+		return j, state, nil
+	}
+	if err := fs.Remove(format.IndexNewName); err != nil {
+		return nil, State{}, err
+	}
+	if j.file, err = fs.Open(format.IndexName, vfs.Buffered); err != nil {
+		return nil, State{}, err
+	}
+	if err := j.recover(limits, &state); err != nil {
+		return nil, State{}, errors.Join(fmt.Errorf("index log of %s: %w", fs.Name(), err), j.file.Close())
+	}
+	return j, state, nil
+}
+
+// recover reads the log into the state and makes the journal ready to append.
+func (j *Journal) recover(limits Limits, state *State) error {
+	size, err := j.file.Size()
+	if err != nil {
+		return err
+	}
+	state.Bytes = size
+	header, err := readHeader(j.file, size)
+	switch {
+	case errors.Is(err, format.ErrVersion):
+		return fmt.Errorf("%w; start the version that wrote it, or remove the file %s to begin with an empty cache", err, format.IndexName)
+	case errors.Is(err, format.ErrShort), errors.Is(err, format.ErrForeign), errors.Is(err, format.ErrChecksum), errors.Is(err, format.ErrMalformed):
+		state.Problems[Header]++
+		return j.replace(recordsOf(nil))
+	case err != nil:
+		return err
+	case header.Volume != j.volume:
+		return fmt.Errorf("%w; remove the file %s to begin with an empty cache", ErrOtherVolume, format.IndexName)
+	}
+	r := newReplay(header, limits, state.Problems)
+	if state.Records, err = r.read(j.file, size); err != nil {
+		return err
+	}
+	r.finish(state)
+	j.namespaces.list = slices.Clone(state.Namespaces)
+	j.generation, j.records = header.Generation, state.Records
+	j.sequence, j.cleared = r.sequence+sequenceGap, header.Cleared
+	if len(state.Problems) > 0 {
+		return j.Compact(slices.Values(state.Puts))
+	}
+	return j.settle()
+}
+
+// settle makes durable what was read: a process that was killed may have left records, or the name of the log, that a loss of power would still undo,
+// and from here on the caller acts on them.
+func (j *Journal) settle() error {
+	if err := j.file.Sync(); err != nil {
+		return err
+	}
+	return j.fs.SyncFolder()
+}
+
+// readHeader reads the first block of a log.
+func readHeader(file vfs.File, size int64) (format.LogHeader, error) {
+	if size < format.LogHeaderBytes {
+		return format.LogHeader{}, format.ErrShort
+	}
+	block := make([]byte, format.LogHeaderBytes)
+	if err := file.ReadAt([][]byte{block}, 0); err != nil {
+		return format.LogHeader{}, err
+	}
+	return format.DecodeLogHeader(block)
+}

@@ -1,0 +1,181 @@
+package journal
+
+import (
+	"errors"
+	"slices"
+
+	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/vfs"
+)
+
+// readBytes is how much of a log is read at once.
+const readBytes = 4 << 20
+
+// replay applies the records of a log, one after the other, and counts what does not count.
+type replay struct {
+	header   format.LogHeader
+	limits   Limits
+	problems map[string]uint64
+	sequence uint64 // the highest seen
+
+	spaces  []space
+	current map[uint32]uint32 // number of a namespace to its place in spaces
+
+	puts     []Put    // those that something ended have zero Bytes
+	owners   []uint32 // place in spaces, by place in puts
+	byKey    map[pageKey]uint32
+	byOffset map[uint64]uint32
+	bad      uint64 // slots without a record since the last record
+}
+
+// space is a namespace from its record until the one that drops it.
+type space struct {
+	Namespace
+	dropped bool
+}
+
+type pageKey struct {
+	key   [32]byte
+	space uint32
+	group uint16
+}
+
+func newReplay(header format.LogHeader, limits Limits, problems map[string]uint64) *replay {
+	return &replay{
+		header: header, limits: limits, problems: problems, sequence: header.Sequence,
+		current: map[uint32]uint32{}, byKey: map[pageKey]uint32{}, byOffset: map[uint64]uint32{},
+	}
+}
+
+// read applies every slot of the log and returns how many there are. It goes on behind a slot that holds no record, since what was dropped behind it must
+// stay dropped; whatever such a slot held is a miss. A commit that a crash cut short may leave records behind a hole: their pages were durable before.
+func (r *replay) read(file vfs.File, size int64) (slots uint64, err error) {
+	slots = uint64(size-format.LogHeaderBytes) / format.RecordBytes
+	torn := logBytes(slots) != size || slots < r.header.Snapshot
+	r.reserve(min(slots, r.header.Snapshot))
+	buffer := make([]byte, min(readBytes, slots*format.RecordBytes))
+	for number := uint64(0); number < slots; {
+		chunk := buffer[:min(uint64(len(buffer)), (slots-number)*format.RecordBytes)]
+		if err := file.ReadAt([][]byte{chunk}, logBytes(number)); err != nil {
+			return 0, err
+		}
+		for ; len(chunk) > 0; chunk = chunk[format.RecordBytes:] {
+			if err := r.slot(chunk[:format.RecordBytes], number); err != nil {
+				return 0, err
+			}
+			number++
+		}
+	}
+	if torn || r.bad > 0 {
+		r.problems[Torn]++
+	}
+	return slots, nil
+}
+
+func (r *replay) reserve(puts uint64) {
+	r.puts, r.owners = make([]Put, 0, puts), make([]uint32, 0, puts)
+	r.byKey, r.byOffset = make(map[pageKey]uint32, puts), make(map[uint64]uint32, puts)
+}
+
+// slot applies what stands in one place of the log.
+func (r *replay) slot(b []byte, number uint64) error {
+	var record format.Record
+	err := record.Decode(b)
+	switch {
+	case errors.Is(err, format.ErrVersion):
+		return err
+	case err != nil:
+		r.bad++
+		return nil
+	case record.Generation != r.header.Generation || record.Number != number:
+		r.problems[Stale]++
+		return nil
+	}
+	if r.bad > 0 {
+		r.problems[Damaged] += r.bad
+		r.bad = 0
+	}
+	switch record.Kind {
+	case format.KindPut:
+		r.put(&record)
+	case format.KindDrop:
+		if i, found := r.byOffset[record.Offset]; found {
+			r.end(i)
+		}
+	case format.KindNamespace:
+		r.dropSpace(record.Namespace)
+		r.current[record.Namespace] = uint32(len(r.spaces))
+		n := Namespace{Number: record.Namespace, Identity: record.Key, Epoch: record.Offset, PageBytes: record.Bytes}
+		r.spaces = append(r.spaces, space{Namespace: n})
+	case format.KindDropNamespace:
+		r.dropSpace(record.Namespace)
+	}
+	return nil
+}
+
+func (r *replay) put(record *format.Record) {
+	r.sequence = max(r.sequence, record.Sequence)
+	owner, known := r.current[record.Namespace]
+	if !known {
+		r.problems[UnknownNamespace]++
+		return
+	}
+	if !format.Fits(record.Offset, record.Bytes, r.limits.PayloadBytes) {
+		r.problems[OutOfBounds]++
+		return
+	}
+	key := pageKey{record.Key, owner, record.Group}
+	if i, found := r.byKey[key]; found {
+		r.problems[Duplicate]++
+		r.end(i)
+	}
+	if i, found := r.byOffset[record.Offset]; found {
+		if !r.spaces[r.owners[i]].dropped {
+			r.problems[Overlapping]++
+		}
+		r.end(i)
+	}
+	i := uint32(len(r.puts))
+	r.byKey[key], r.byOffset[record.Offset] = i, i
+	r.owners = append(r.owners, owner)
+	r.puts = append(r.puts, Put{
+		Namespace: record.Namespace, Group: record.Group, Key: record.Key, Offset: record.Offset, Bytes: record.Bytes,
+		Digest: record.Digest, Retained: record.Retained, Sequence: record.Sequence,
+	})
+}
+
+// end takes a page out of the state.
+func (r *replay) end(i uint32) {
+	p := &r.puts[i]
+	delete(r.byKey, pageKey{p.Key, r.owners[i], p.Group})
+	delete(r.byOffset, p.Offset)
+	p.Bytes = 0
+}
+
+func (r *replay) dropSpace(number uint32) {
+	if i, known := r.current[number]; known {
+		r.spaces[i].dropped = true
+		delete(r.current, number)
+	}
+}
+
+// finish leaves in the state what nothing ended.
+func (r *replay) finish(state *State) {
+	for _, s := range r.spaces {
+		if !s.dropped {
+			state.Namespaces = append(state.Namespaces, s.Namespace)
+		}
+	}
+	for i := range r.puts {
+		if r.spaces[r.owners[i]].dropped {
+			r.puts[i].Bytes = 0
+		}
+	}
+	ended := func(p Put) bool { return p.Bytes == 0 }
+	r.puts = slices.DeleteFunc(r.puts, ended)
+	if n := endOverlapping(r.puts); n > 0 {
+		r.problems[Overlapping] += n
+		r.puts = slices.DeleteFunc(r.puts, ended)
+	}
+	state.Puts = r.puts
+}
