@@ -176,8 +176,8 @@ func (f *osFile) whole(operation string, call func(int, [][]byte, int64) (int, e
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
-		case err == nil && n == 0, f.direct && at%Align != 0 && errors.Is(err, unix.EINVAL):
-			// The second case is direct I/O that went on inside a block: the file ends there.
+		case err == nil && n == 0, f.direct && at > offset && at%Align != 0 && errors.Is(err, unix.EINVAL):
+			// The second case is direct I/O that stopped inside a block, since the file ends there, and may not go on.
 			err = short
 		}
 		if err != nil {
