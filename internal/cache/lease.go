@@ -104,15 +104,12 @@ func (inst *instance) rankOf(s *session) int {
 	return -1
 }
 
-// newLease takes a reference on each page (I1) and charges them.
+// newLease takes over a reference on each page (I1) and charges them.
 func (c *Cache) newLease(op *operation, pages []index.Handle) *lease {
 	inst := op.instance
 	l := &lease{
 		charge: charge{instance: inst}, id: newID(c, c.leases), op: op, pages: pages, held: len(pages),
 		consumers: make([]consumer, len(inst.ranks)), owners: make([]owner, 1), joint: op.joint != nil,
-	}
-	for _, h := range pages {
-		c.index.Hold(h)
 	}
 	c.charge(&l.charge, uint64(len(pages))*inst.geometry.pageBytes)
 	c.leases[l.id] = l

@@ -38,7 +38,7 @@ func wireKeys(keys []int) (out []wire.Key) {
 // take handles the state of a query.
 func (w *world) take(e *mEngine, keys []int, got Result) {
 	switch got.Outcome {
-	case wire.OutcomeWaiting:
+	case wire.OutcomeWaiting, wire.OutcomePreparing:
 		e.waiting[got.Operation] = keys
 	case wire.OutcomeReady:
 		delete(e.waiting, got.Operation)

@@ -279,7 +279,7 @@ func (w *world) readAnswer(k *mRank, call *mCall, part *mPart, got Result, epoch
 		return // given up
 	}
 	switch {
-	case got.Outcome == wire.OutcomeWaiting:
+	case got.Outcome == wire.OutcomeWaiting || got.Outcome == wire.OutcomePreparing:
 		part.state = partWaiting
 	case got.Outcome == wire.OutcomeReady && got.Pages > 0 && !k.gone[got.Lease]:
 		part.state, part.lease, part.epoch = partHeld, got.Lease, epoch

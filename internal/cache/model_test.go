@@ -47,6 +47,9 @@ type world struct {
 	zombies []place    // slices that a dead cuda_shared writer may still write
 	born    int
 
+	tier      *bench            // nil when there is none
+	tierFacts map[uint32]string // by the tier's number of a namespace: what its pages were of
+
 	warmed        map[place]*warmPage // by the place of the first slice
 	preparedBytes uint64
 	restoredBytes uint64
@@ -64,11 +67,18 @@ func stamp(facts string, epoch uint64, key, rank int) string {
 }
 
 func newWorld(t *rapid.T) *world {
-	w := &world{T: t, memory: map[place]string{}, warmed: map[place]*warmPage{}}
-	w.rig = newRig(t, Config{
+	w := &world{T: t, memory: map[place]string{}, warmed: map[place]*warmPage{}, tierFacts: map[uint32]string{}}
+	config := Config{
 		PoolBytes: 0, QueryBudgetBytes: 16 * granule, InstanceBudgetBytes: 10 * granule, SessionOperations: 4, GlobalOperations: 9,
 		Seed: rapid.Uint64Range(1, 1<<40).Draw(t, "seed"),
-	})
+	}
+	if rapid.IntRange(0, 3).Draw(t, "tier") > 0 {
+		config.Tier = w.startTier()
+		config.ReadBatchBytes = uint64(rapid.IntRange(1, 4).Draw(t, "batch")) * granule
+		config.StopPolicy = rapid.SampledFrom([]StopPolicy{WaitComplete, WaitComplete, BestEffort, Timeout}).Draw(t, "policy")
+		config.ReadTimeout = time.Second
+	}
+	w.rig = newRig(t, config)
 	w.rig.AddArena(0, -1, granulesFirst*granule)
 	w.rig.AddArena(1, -1, granulesNext*granule)
 	return w
@@ -125,6 +135,11 @@ func (w *world) actions() map[string]func(*rapid.T) {
 		"query": 4, "begin": 4, "plan": 4, "copy": 3, "copied": 4, "reserve": 4, "hand": 5, "write": 8, "poll": 2, "notices": 2, "map": 2,
 		"deliver": 14, "reconnect": 3, "restart": 4, "kill": 2, "disconnect": 2,
 	}
+	if w.tier != nil {
+		steps["tier reads"], steps["tier writes"], steps["tier loses"], steps["tier asks"] = w.tierReads, w.tierWrites, w.tierLoses, w.tierAsks
+		steps["stop reading"] = w.stopQuery
+		weights["tier reads"], weights["tier writes"], weights["cleanup"] = 8, 6, 3
+	}
 	if len(w.teams) > 0 {
 		steps["a team works"], weights["a team works"] = w.teamsWork, 60
 	}
@@ -180,7 +195,11 @@ func (w *world) verify() {
 	}
 	w.verifyUsefulness(stats)
 	for _, inst := range w.rig.Status().Instances {
-		if used := inst.ChargedBytes["ready"] + inst.ChargedBytes["restoring"] + inst.ChargedBytes["stalled"]; used > 10*granule {
+		used := uint64(0)
+		for _, phase := range []string{"ready", "restoring", "stalled", "preparing", "draining"} {
+			used += inst.ChargedBytes[phase]
+		}
+		if used > 10*granule {
 			w.Fatalf("instance %s has %d bytes leased, its budget is %d", inst.Instance, used, 10*granule)
 		}
 	}
@@ -261,6 +280,9 @@ func (w *world) mustBeFree(at place) {
 			w.Fatalf("granted %v, which a dead writer may still write", at)
 		}
 	}
+	if w.inTransit(at) {
+		w.Fatalf("granted %v, which the tier reads or writes", at)
+	}
 }
 
 // mustBeFreeIn is the same for one team.
@@ -304,6 +326,7 @@ func placesOf(runs []wire.Run, slices []wire.Slice, pageBytes uint64) (places []
 
 // finish lets every engine of which no process died do all that it has begun, and wants everything back from it.
 func (w *world) finish() {
+	w.tierEnds()
 	for _, e := range w.engines {
 		if slices.ContainsFunc(e.members(), func(s *mSession) bool { return s.process.dead }) {
 			continue
@@ -354,6 +377,7 @@ func (w *world) finishOnce(e *mEngine) {
 	for _, s := range e.members() {
 		w.deliverAll(s)
 	}
+	w.tierEnds()
 	for _, operation := range inOrder(reverse(e.waiting)) {
 		got, err := w.rig.PollQuery(e.scheduler.id, operation, 1)
 		w.rig.must(err)
@@ -382,15 +406,16 @@ func (w *world) quiesce() {
 			}
 		}
 	}
+	w.tierEnds()
 	w.rig.clock.forward(time.Hour)
 	w.rig.Tick()
 	w.verify()
 	s := w.rig.Stats()
 	phases := s.QueryReservedByPhase
-	if phases["ready"]+phases["restoring"]+phases["stalled"]+s.WritingBytes+s.AbandonedBytes != 0 {
+	if phases["ready"]+phases["restoring"]+phases["stalled"]+phases["preparing"]+phases["draining"]+s.WritingBytes+s.AbandonedBytes != 0 {
 		w.Fatalf("bytes are held for processes that are gone: %+v", s)
 	}
-	if s.Sessions+s.SessionsDisconnected+s.Processes+s.Instances+s.OperationsReady+s.OperationsWaiting+s.Reservations != 0 {
+	if s.Sessions+s.SessionsDisconnected+s.Processes+s.Instances+s.OperationsReady+s.OperationsWaiting+s.OperationsPreparing+s.OperationsDraining+s.Reservations != 0 {
 		w.Fatalf("tables are not empty: %+v", s)
 	}
 	w.rig.Clear()

@@ -146,18 +146,23 @@ func (c *Cache) startReads(p *preparation) bool {
 	n := c.missingRun(p, min(room, queue, ReclaimBatchPages))
 	c.makeRoomNow(op.instance, n)
 	have := c.allocate(op.instance, n)
-	for i := range have {
-		if !c.startRead(p, i) {
-			for rest := i + 1; rest < have; rest++ {
-				c.giveBack(op.namespace, rest)
-			}
-			return true
-		}
-	}
 	if have == 0 {
 		return len(c.reads) == 0 && c.give(p) // what runs brings pages that can be evicted later
 	}
+	used := 0
+	for reading := true; reading && used < have && !c.known(op, p.next); used++ { // a key that is named twice takes one place
+		reading = c.startRead(p, used)
+	}
+	for i := used; i < have; i++ {
+		c.giveBack(op.namespace, i)
+	}
 	return true
+}
+
+// known says whether a key of a query has a record.
+func (c *Cache) known(op *operation, at int) bool {
+	_, _, ok := c.index.Find(op.namespace.handle, op.group, (*index.Key)(&op.keys[at]))
+	return ok
 }
 
 // give ends a prefix at the first page that finds no place and never will by itself.
@@ -168,10 +173,8 @@ func (c *Cache) give(p *preparation) bool {
 
 // missingRun counts the adjacent pages from p.next on, at most most, that have no record and can be read.
 func (c *Cache) missingRun(p *preparation, most int) (n int) {
-	op := p.op
 	for n = 1; n < most && p.next+n < len(p.slots); n++ {
-		at := p.next + n
-		if _, _, ok := c.index.Find(op.namespace.handle, op.group, (*index.Key)(&op.keys[at])); ok || p.slots[at].held() {
+		if at := p.next + n; p.slots[at].held() || c.known(p.op, at) {
 			break
 		}
 	}
@@ -289,9 +292,6 @@ func (c *Cache) finish(p *preparation) {
 	c.uncharge(&p.charge, uint64(len(pages))*op.namespace.geometry.pageBytes)
 	p.op, p.slots = nil, nil
 	c.conclude(op, pages, slow)
-	for i := len(pages) - 1; i >= 0; i-- {
-		c.index.Drop(pages[i]) // the lease holds them
-	}
 	c.drain(p)
 }
 

@@ -307,10 +307,13 @@ func (c *Cache) serve(op *operation, keys int) {
 		}
 	}
 	op.notMapped = uint32(len(found) - leased)
-	c.conclude(op, found[:leased], 0)
+	for _, h := range found[:leased] {
+		c.index.Hold(h)
+	}
+	c.conclude(op, slices.Clone(found[:leased]), 0)
 }
 
-// conclude makes a query ready with these pages, of which slow came from the tier.
+// conclude makes a query ready with these pages, whose references become its lease's. slow is how many of them came from the tier.
 func (c *Cache) conclude(op *operation, pages []index.Handle, slow int) {
 	if !op.instance.private {
 		c.countQuery(op, len(pages), slow)
@@ -321,7 +324,7 @@ func (c *Cache) conclude(op *operation, pages []index.Handle, slow int) {
 	c.dropKeys(op)
 	operationMachine.to(&op.state, operationReady)
 	if len(pages) > 0 {
-		op.lease = c.newLease(op, slices.Clone(pages))
+		op.lease = c.newLease(op, pages)
 		c.promote(op.lease.pages)
 	} else if op.joint != nil {
 		c.keepForTheOthers(op)
