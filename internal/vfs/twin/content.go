@@ -157,3 +157,5 @@ func (c *content) flip(offset, bytes int64) {
 }
 
 func blocksFor(bytes int64) int64 { return (bytes + blockBytes - 1) / blockBytes }
+
+func sectorsFor(bytes int64) int64 { return (bytes + sectorBytes - 1) / sectorBytes }

@@ -5,8 +5,8 @@ import "math/rand/v2"
 // change is one write, or one change of size, that no Sync has made durable.
 type change struct {
 	number   uint64   // of the file's changes, for a Sync to say which ones it covers
-	first    int64    // sector that was written first
-	end      int64    // sector behind the last one; equal to first for a change of size alone
+	first    int64    // sector that was written first; a cut writes the one that it goes through
+	end      int64    // sector behind the last one, or first when none was
 	blocks   []*block // what the written blocks held after it, from that of the first sector on
 	size     int64    // the file's size after it
 	reserved int64    // and its reserved blocks
@@ -14,12 +14,21 @@ type change struct {
 
 // apply brings the whole change to a content.
 func (c *change) apply(to *content) {
-	c.applySize(to)
+	to.resize(c.size)
+	c.applyReserved(to)
 	c.applySectors(to, func() bool { return true })
 }
 
+// applySize brings the size alone: a sector that a cut goes through keeps its old end, which is zeros in what the change wrote.
 func (c *change) applySize(to *content) {
-	to.resize(c.size)
+	if c.size < to.size {
+		to.cut(sectorsFor(c.size) * sectorBytes)
+	}
+	to.size = c.size
+	c.applyReserved(to)
+}
+
+func (c *change) applyReserved(to *content) {
 	if to.reserved != c.reserved {
 		to.reserve(c.reserved)
 	}

@@ -22,17 +22,27 @@ type inode struct {
 
 func newInode(c content) *inode { return &inode{cached: c, durable: c.clone()} }
 
-// note records what was done to the cached content in the sectors that a range of bytes touches.
+// note records a change of the cached content: a write of so many bytes, or a new size.
 func (n *inode) note(offset, bytes int64) {
 	n.changed++
 	c := &change{number: n.changed, size: n.cached.size, reserved: n.cached.reserved}
-	if bytes > 0 {
-		c.first, c.end = offset/sectorBytes, (offset+bytes+sectorBytes-1)/sectorBytes
-		for number := offset / blockBytes; number*blockBytes < offset+bytes; number++ {
-			c.blocks = append(c.blocks, n.cached.blocks[number])
-		}
-	}
 	n.changes = append(n.changes, c)
+	if bytes == 0 {
+		return
+	}
+	c.first, c.end = offset/sectorBytes, sectorsFor(offset+bytes)
+	for number := offset / blockBytes; number*blockBytes < offset+bytes; number++ {
+		c.blocks = append(c.blocks, n.cached.blocks[number])
+	}
+}
+
+// noteSize records a new size. Where it cuts a sector, zeros were written behind it.
+func (n *inode) noteSize() {
+	through := n.cached.size % sectorBytes
+	if n.cached.blocks[n.cached.size/blockBytes] == nil {
+		through = 0
+	}
+	n.note(n.cached.size-through, through)
 }
 
 // covered takes the changes out that a Sync covers.
@@ -168,7 +178,7 @@ func (h *handle) Allocate(bytes int64) error {
 	h.disk.keep(h.file, func() {
 		h.file.cached.resize(bytes)
 		h.file.cached.reserve(max(blocks, h.file.cached.reserved))
-		h.file.note(0, 0)
+		h.file.noteSize()
 	})
 	return nil
 }
@@ -182,7 +192,7 @@ func (h *handle) Truncate(bytes int64) error {
 	}
 	h.disk.keep(h.file, func() {
 		h.file.cached.resize(bytes)
-		h.file.note(0, 0)
+		h.file.noteSize()
 	})
 	return nil
 }
