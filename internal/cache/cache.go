@@ -11,6 +11,7 @@ import (
 
 	"orbitkv/internal/extent"
 	"orbitkv/internal/index"
+	"orbitkv/internal/policy"
 	"orbitkv/internal/wire"
 )
 
@@ -57,6 +58,10 @@ type Config struct {
 	ReadBatchBytes      uint64           // of unfinished reads of one query, and at least one page
 	StopPolicy          StopPolicy       // of queries that read from the tier
 	ReadTimeout         time.Duration    // of the policy Timeout, from the submission of the query
+	WritePolicy         WritePolicy      // which pages are offered to the tier when they are saved
+	ProtectedPercent    uint64           // of the pool, for pages that queries found resident; zero protects none
+	LFUAdmission        bool             // a page that is used less than its victim is not published
+	Scrub               bool             // digests and writers of pages are kept for ScrubNext
 }
 
 func (cfg Config) withDefaults() Config {
@@ -129,9 +134,18 @@ type Cache struct {
 	writes       map[index.Handle]uint64
 	writeBytes   uint64                // of the pages that are being written to the tier, which are referenced
 	byStored     map[uint32]*namespace // by the tier's number
-	counters     counters
-	useful       usefulness
-	scratch      scratch
+
+	history        *policy.History // of saves; nil without WriteReuse
+	uses           *policy.Sketch  // nil without LFUAdmission
+	protectedBytes uint64          // of retained pages, where a segment is protected
+	digests        *digests        // nil without Scrub
+	scrubbed       index.Handle    // pinned; zero when no page is out
+	scrubCursor    uint32
+	damages        []Damage // found and not yet told, at most damagesMax
+
+	counters counters
+	useful   usefulness
+	scratch  scratch
 }
 
 // scratch is reused by calls so that none allocates for each key.
@@ -178,6 +192,9 @@ func New(config Config) *Cache {
 		reads:        map[uint32]*read{},
 		writes:       map[index.Handle]uint64{},
 		byStored:     map[uint32]*namespace{},
+		history:      newHistory(config),
+		uses:         newSketch(config),
+		digests:      newDigests(config),
 		budget:       budget{globalMax: config.QueryBudgetBytes, instanceMax: min(config.InstanceBudgetBytes, config.QueryBudgetBytes)},
 	}
 	c.index = index.New(config.Seed, c.lastReference)

@@ -51,6 +51,9 @@ func (d *digests) at(h index.Handle) (part *digestPart, i uint32) {
 
 // forget clears the facts of a record that becomes another page's.
 func (d *digests) forget(h index.Handle) {
+	if d == nil || int(h.Entry()/digestChunk) >= len(d.chunks) {
+		return
+	}
 	part, i := d.at(h)
 	part.sums[i], part.writers[i] = 0, 0
 }
@@ -64,8 +67,12 @@ func (d *digests) writer(h index.Handle) Writer {
 	return Writer{}
 }
 
+// bytes is the memory of the facts.
 func (d *digests) bytes() uint64 {
 	const partBytes = digestChunk * 10
+	if d == nil {
+		return 0
+	}
 	return uint64(len(d.chunks)) * partBytes
 }
 

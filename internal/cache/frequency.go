@@ -29,7 +29,7 @@ func (c *Cache) countUses(op *operation) {
 // refused. Keys are weighed in their order against the pages that reclaim would take, in its order. It returns the refused keys by position, nil
 // for none.
 func (c *Cache) weigh(inst *instance, q Reserve) (refused []bool) {
-	if c.uses == nil || inst.private {
+	if c.uses == nil || inst.private || inst.joint != nil && inst.skippedBySome(q.Operation) {
 		return nil
 	}
 	missing := c.missingKeys(inst, q)

@@ -61,7 +61,8 @@ type instance struct {
 	reservations map[uint64]*reservation
 	unnamed      []uint64 // the last leases and reservations that its resumed scheduler did not name, at most unnamedMax
 	charged      [phases]uint64
-	preparations int // prefixes that are being read for it, or drain
+	preparations int    // prefixes that are being read for it, or drain
+	writer       uint16 // its ranks' number among the writers of pages, while they stay the same
 }
 
 // rankSlot is one rank. A slot without a process is vacant.
@@ -213,6 +214,7 @@ func (c *Cache) takeSlot(inst *instance, s *session, a Attach) {
 		process: s.process, session: s,
 	}
 	s.instance, s.rank = inst, int(a.Rank)
+	inst.writer = 0
 	c.remap(inst)
 	if before != nil && before != s {
 		before.instance = nil // kept, so that its token can still be resumed

@@ -81,6 +81,7 @@ type namespace struct {
 	dead     bool   // unreachable for ever: its pages are swept
 	private  bool
 	stored   uint32 // the tier's number
+	facts    map[string]string
 }
 
 // identify hashes everything that the bytes of a page depend on.
@@ -126,7 +127,7 @@ func (c *Cache) useNamespace(facts map[string]string, epoch uint64, world int, g
 		if ns, err = c.makeNamespace(epoch, g); err != nil {
 			return nil, err
 		}
-		ns.identity = id
+		ns.identity, ns.facts = id, facts
 		c.identities[id] = ns
 		if c.config.Tier != nil {
 			ns.stored = c.config.Tier.Namespace(id, epoch, g.pageBytes)

@@ -64,6 +64,7 @@ func (c *Cache) retirePage(p index.Page) (freed bool) {
 		c.deadPages--
 	}
 	c.moveBytes(ns, index.Sealed, index.Retired)
+	c.unprotect(p, ns.geometry.pageBytes)
 	return c.index.Retire(p.Handle)
 }
 
@@ -91,6 +92,7 @@ func (c *Cache) lastReference(p index.Page) {
 		c.arenaByID[location.Arena()].free.Free(location.Offset(), bytes)
 	}
 	delete(c.moreParts, p.Handle.Entry())
+	c.digests.forget(p.Handle)
 	if p.State == index.Retired {
 		c.stateBytes[index.Retired] -= ns.geometry.pageBytes
 		c.useful.ended(p, ns.geometry.pageBytes)

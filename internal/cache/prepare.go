@@ -189,7 +189,7 @@ func (c *Cache) startRead(p *preparation, i int) bool {
 		parts[part] = c.scratch.locations[part][i]
 	}
 	key := &op.keys[p.next]
-	h := c.newPage(ns, op.group, key, parts, index.Retained, index.Stored)
+	h := c.newPage(ns, op.group, key, parts, c.entryClass(), index.Stored)
 	r := &read{page: h, namespace: ns}
 	c.reads[h.Entry()] = r
 	if !c.config.Tier.Read(c.tierPage(ns, h, op.group, key), ReadDemand) {
@@ -242,7 +242,7 @@ func (c *Cache) cut(p *preparation, at int) {
 func (c *Cache) stopReading(op *operation) {
 	switch op.state {
 	case operationWaiting:
-		c.conclude(op, nil, 0)
+		c.conclude(op, nil, nil)
 	case operationPreparing:
 		p := op.preparation
 		c.cut(p, p.complete())
@@ -282,12 +282,9 @@ func (c *Cache) finish(p *preparation) {
 			break
 		}
 	}
-	pages, slow := make([]index.Handle, len(p.slots)), 0
+	pages, slow := make([]index.Handle, len(p.slots)), make([]bool, len(p.slots))
 	for i := range p.slots {
-		pages[i] = p.slots[i].page
-		if p.slots[i].slow {
-			slow++
-		}
+		pages[i], slow[i] = p.slots[i].page, p.slots[i].slow
 	}
 	c.uncharge(&p.charge, uint64(len(pages))*op.namespace.geometry.pageBytes)
 	p.op, p.slots = nil, nil

@@ -41,8 +41,8 @@ func (c *Cache) retain(ns *namespace, h index.Handle) bool {
 		}
 		return true
 	}
-	if class := c.pageOf(h).Class; class == index.Retained || class == index.Unlisted {
-		return true
+	if p := c.pageOf(h); p.State != index.Sealed || p.Class == index.Retained {
+		return true // one that left the index meanwhile is not found again
 	}
 	bytes := ns.geometry.pageBytes
 	if !c.makeProtectedRoom(bytes) {

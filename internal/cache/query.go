@@ -310,13 +310,16 @@ func (c *Cache) serve(op *operation, keys int) {
 	for _, h := range found[:leased] {
 		c.index.Hold(h)
 	}
-	c.conclude(op, slices.Clone(found[:leased]), 0)
+	c.conclude(op, slices.Clone(found[:leased]), nil)
 }
 
-// conclude makes a query ready with these pages, whose references become its lease's. slow is how many of them came from the tier.
-func (c *Cache) conclude(op *operation, pages []index.Handle, slow int) {
+// conclude makes a query ready with these pages, whose references become its lease's. slow says by position which of them came from the tier; nil is
+// none.
+func (c *Cache) conclude(op *operation, pages []index.Handle, slow []bool) {
 	if !op.instance.private {
 		c.countQuery(op, len(pages), slow)
+		c.countUses(op)
+		c.promote(op.namespace, pages, slow)
 		if c.config.Tier != nil && len(pages) > 0 {
 			c.config.Tier.Demanded(op.namespace.stored, op.group, op.keys[:len(pages)])
 		}
@@ -325,7 +328,6 @@ func (c *Cache) conclude(op *operation, pages []index.Handle, slow int) {
 	operationMachine.to(&op.state, operationReady)
 	if len(pages) > 0 {
 		op.lease = c.newLease(op, pages)
-		c.promote(op.lease.pages)
 	} else if op.joint != nil {
 		c.keepForTheOthers(op)
 	} else if !op.kept {
@@ -350,22 +352,17 @@ func (c *Cache) tell(op *operation) {
 	}
 }
 
-func (c *Cache) countQuery(op *operation, leased, slow int) {
+func (c *Cache) countQuery(op *operation, leased int, slow []bool) {
 	c.counters.hits += uint64(leased)
-	c.counters.tierHits += uint64(slow)
+	for _, fromTier := range slow {
+		if fromTier {
+			c.counters.tierHits++
+		}
+	}
 	c.counters.misses += uint64(len(op.keys) - leased)
 	c.counters.notMapped += uint64(op.notMapped)
 	if op.cut {
 		c.counters.budgetCuts++
-	}
-}
-
-// promote makes pages that a demand found retained ones, by generation.
-func (c *Cache) promote(pages []index.Handle) {
-	for _, h := range pages {
-		if c.index.Promote(h, index.Retained) {
-			c.counters.promotions++
-		}
 	}
 }
 

@@ -37,11 +37,15 @@ func (r *read) giveUp(p *preparation, at int) {
 
 // tierPage says where a page lies.
 func (c *Cache) tierPage(ns *namespace, h index.Handle, group uint16, key *wire.Key) TierPage {
-	t := TierPage{Page: h, Namespace: ns.stored, Group: group, Key: *key, Parts: make([]TierPart, len(ns.geometry.partBytes))}
+	return TierPage{Page: h, Namespace: ns.stored, Group: group, Key: *key, Parts: c.partsOf(ns, h)}
+}
+
+func (c *Cache) partsOf(ns *namespace, h index.Handle) []TierPart {
+	parts := make([]TierPart, len(ns.geometry.partBytes))
 	for part, bytes := range ns.geometry.partBytes {
-		t.Parts[part] = TierPart{c.part(h, part), bytes}
+		parts[part] = TierPart{c.part(h, part), bytes}
 	}
-	return t
+	return parts
 }
 
 // PageRead is the terminal report of a read: ok when every byte is there and agrees with the digest. Whoever waited for the page has it then, or is
@@ -58,6 +62,7 @@ func (c *Cache) PageRead(page index.Handle, digest Digest, ok bool) {
 	ns := r.namespace
 	if ok = ok && !r.forgotten && !ns.dead; ok {
 		c.sealPage(ns, page)
+		c.compare(page, digest)
 	} else {
 		c.counters.readFailures++
 		c.abandonPage(ns, page)

@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"iter"
+
 	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
 )
@@ -175,26 +177,39 @@ func (c *Cache) giveBack(ns *namespace, n int) {
 }
 
 // reclaim drops one batch of victims, at most so many pages, and returns the bytes that came back and the pages that left the index: pages of dead
-// namespaces first, then in class order the pages used longest ago. A referenced page is in no list, so it is never a victim; a page
-// outside the arenas that the instance can use would not help it.
+// namespaces first.
 func (c *Cache) reclaim(inst *instance, want uint64, most int) (bytes uint64, pages int) {
 	if c.deadPages > 0 {
 		if bytes, pages = c.sweepDead(most); bytes > 0 {
 			return bytes, pages
 		}
 	}
-	for _, class := range index.Classes {
-		h, ok := c.index.Oldest(class)
-		for looked := 0; ok && bytes < want && pages < most && looked < sweepRecords; looked++ {
-			newer, more := c.index.Newer(h)
-			if c.usable(h, &inst.usable) {
-				bytes += c.evict(c.pageOf(h))
-				pages++
-			}
-			h, ok = newer, more
+	for h := range c.victims(inst) {
+		if bytes >= want || pages >= most {
+			break
 		}
+		bytes += c.evict(c.pageOf(h))
+		pages++
 	}
 	return bytes, pages
+}
+
+// victims yields the pages that an instance's reclaim would take, in class order those used longest ago first. A referenced page is in no list, so it
+// is never a victim; a page outside the arenas that the instance can use would not help it. The page that is yielded may be evicted. Of each class
+// it looks at sweepRecords pages at most.
+func (c *Cache) victims(inst *instance) iter.Seq[index.Handle] {
+	return func(yield func(index.Handle) bool) {
+		for _, class := range index.Classes {
+			h, ok := c.index.Oldest(class)
+			for looked := 0; ok && looked < sweepRecords; looked++ {
+				newer, more := c.index.Newer(h)
+				if c.usable(h, &inst.usable) && !yield(h) {
+					return
+				}
+				h, ok = newer, more
+			}
+		}
+	}
 }
 
 // evict takes a page out of the index and returns the bytes that came back with it.

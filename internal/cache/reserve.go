@@ -56,8 +56,12 @@ func (c *Cache) Reserve(id SessionID, q Reserve) (Reserved, error) {
 	c.enter()
 	defer c.leave()
 	a, err := c.admitReserve(id, q)
-	if err == nil && a.known == nil && c.makeRoom(a.instance, c.wanted(a.instance, q)) {
-		a, err = c.admitReserve(id, q) // another rank may have asked meanwhile
+	var refused []bool
+	if err == nil && a.known == nil {
+		refused = c.weigh(a.instance, q)
+		if c.makeRoom(a.instance, c.wanted(a.instance, q, refused)) {
+			a, err = c.admitReserve(id, q) // another rank may have asked meanwhile
+		}
 	}
 	if err != nil {
 		return Reserved{}, err
@@ -66,9 +70,9 @@ func (c *Cache) Reserve(id SessionID, q Reserve) (Reserved, error) {
 		return c.joinReserve(a.known, a.session), nil
 	}
 	inst := a.instance
-	granted := c.allocate(inst, c.wanted(inst, q))
+	granted := c.allocate(inst, c.wanted(inst, q, refused))
 	reserved := Reserved{Operation: q.Operation, Revision: q.Revision, Pages: uint32(granted)}
-	pages := c.grant(inst, q, granted)
+	pages := c.grant(inst, q, granted, refused)
 	reserved.Grants = slices.Clone(c.scratch.grants)
 	var r *reservation
 	if granted > 0 {
@@ -123,13 +127,13 @@ func (c *Cache) admitReserve(id SessionID, q Reserve) (admitted, error) {
 	return admitted{s, inst, nil}, nil
 }
 
-// wanted counts the keys that have no page and that may be granted.
-func (c *Cache) wanted(inst *instance, q Reserve) (wanted int) {
+// wanted counts the keys that have no page and that may be granted; refused says by position which ones were weighed and may not, nil is none.
+func (c *Cache) wanted(inst *instance, q Reserve, refused []bool) (wanted int) {
 	if inst.joint != nil && inst.skippedBySome(q.Operation) {
 		return 0 // such a page could never seal
 	}
 	for i := range q.Keys {
-		if _, _, ok := c.index.Find(inst.namespace.handle, q.Group, (*index.Key)(&q.Keys[i])); !ok {
+		if _, _, ok := c.index.Find(inst.namespace.handle, q.Group, (*index.Key)(&q.Keys[i])); !ok && (refused == nil || !refused[i]) {
 			wanted++
 		}
 	}
@@ -139,10 +143,10 @@ func (c *Cache) wanted(inst *instance, q Reserve) (wanted int) {
 	return wanted
 }
 
-// grant makes records for the first granted missing keys, at the places in scratch.locations, and answers every key in scratch.grants.
-func (c *Cache) grant(inst *instance, q Reserve, granted int) (pages []index.Handle) {
+// grant makes records for the first granted missing keys that were not refused, at the places in scratch.locations, and answers every key in scratch.grants.
+func (c *Cache) grant(inst *instance, q Reserve, granted int, refused []bool) (pages []index.Handle) {
 	ns := inst.namespace
-	class := index.Retained
+	class := c.entryClass()
 	if inst.private {
 		class = index.Unlisted
 	}
@@ -158,7 +162,7 @@ func (c *Cache) grant(inst *instance, q Reserve, granted int) (pages []index.Han
 			c.index.Touch(h)
 		case ok:
 			answer = wire.GrantBeingWritten
-		case len(pages) < granted:
+		case len(pages) < granted && (refused == nil || !refused[i]):
 			answer = wire.GrantGranted
 			for part := range parts {
 				parts[part] = c.scratch.locations[part][len(pages)]
@@ -169,6 +173,9 @@ func (c *Cache) grant(inst *instance, q Reserve, granted int) (pages []index.Han
 	}
 	for n := len(pages); n < granted; n++ { // a key that was named twice took one page
 		c.giveBack(ns, n)
+		if c.stores(ns) {
+			c.counters.writeSkips[skipDuplicate]++
+		}
 	}
 	return pages
 }

@@ -8,6 +8,9 @@ import (
 	"orbitkv/internal/wire"
 )
 
+// damagesMax is how much damage is kept until it is told; all of it is counted.
+const damagesMax = 64
+
 // ScrubPage is one page whose bytes are to be looked at. They stay what they are until ScrubDone.
 type ScrubPage struct {
 	Page  index.Handle
@@ -57,41 +60,42 @@ func (c *Cache) ScrubNext() (ScrubPage, bool) {
 	return ScrubPage{}, false
 }
 
-// ScrubDone takes the digest of the page that ScrubNext gave out, or the first sight of it. A page whose bytes differ from what is known of them is
-// a miss at once; the damage is then what to tell people.
-func (c *Cache) ScrubDone(page index.Handle, digest Digest) (Damage, bool) {
+// ScrubDone takes the digest of the page that ScrubNext gave out: its first sight, or one to compare. A page whose bytes differ from what is known of
+// them is a miss at once. It returns the damage that was found since the last call, by whatever saw it, at most damagesMax pages.
+func (c *Cache) ScrubDone(page index.Handle, digest Digest) []Damage {
 	c.enter()
 	defer c.leave()
 	if page.Zero() || page != c.scrubbed {
 		panic(fmt.Sprintf("cache: page record %d is not being scrubbed", page.Entry()))
 	}
 	c.scrubbed = index.Handle{}
-	p := c.pageOf(page)
-	c.counters.scrubBytes += c.namespaces[p.Namespace].geometry.pageBytes
-	if c.agrees(page, digest) {
-		c.index.Unpin(page)
-		return Damage{}, false
-	}
-	damage := c.damageOf(p)
-	if p.State == index.Sealed {
-		c.retirePage(p)
-	}
+	c.counters.scrubBytes += c.namespaces[c.pageOf(page).Namespace].geometry.pageBytes
+	c.compare(page, digest)
 	c.index.Unpin(page)
-	return damage, true
+	damages := c.damages
+	c.damages = nil
+	return damages
 }
 
-// agrees compares a page's digest with what is known of it, and remembers the first.
-func (c *Cache) agrees(h index.Handle, digest Digest) bool {
+// compare remembers the first digest of a page. When a later one differs, the page is damaged: it leaves the index, and false is returned.
+func (c *Cache) compare(h index.Handle, digest Digest) bool {
 	if c.digests == nil {
 		return true
 	}
 	part, i := c.digests.at(h)
-	if known := part.sums[i]; known != 0 && known != digest.half() {
-		c.counters.damagedPages++
-		return false
+	if known := part.sums[i]; known == 0 || known == digest.half() {
+		part.sums[i] = digest.half()
+		return true
 	}
-	part.sums[i] = digest.half()
-	return true
+	p := c.pageOf(h)
+	c.counters.damagedPages++
+	if len(c.damages) < damagesMax {
+		c.damages = append(c.damages, c.damageOf(p))
+	}
+	if p.State == index.Sealed {
+		c.retirePage(p)
+	}
+	return false
 }
 
 func (c *Cache) damageOf(p index.Page) Damage {

@@ -207,8 +207,8 @@ func (c *Cache) publishPage(r *reservation, h index.Handle) {
 	}
 	c.counters.insertions++
 	c.counters.saveBytes += r.namespace.geometry.dataBytes
-	p := c.pageOf(h)
-	c.offer(r.namespace, h, p.Group, (*wire.Key)(&p.Key))
+	c.wrote(r, h)
+	c.saved(r.namespace, h)
 }
 
 // abandonPages takes the reserved pages of a reservation off their keys: their bytes belong to an epoch that was replaced. Their writers go on.

@@ -29,6 +29,12 @@ type counters struct {
 	coalescedReads      uint64
 	backpressure        uint64
 	readFailures        uint64
+	writeSkips          [skips]uint64
+	demotions           uint64
+	admissionRejections uint64
+	scrubBytes          uint64
+	scrubPasses         uint64
+	damagedPages        uint64
 	violations          map[string]uint64
 }
 
@@ -64,7 +70,10 @@ type Stats struct {
 	PagesNotMappedTotal      uint64            `json:"pages_not_mapped_total"`
 	PageInsertionsTotal      uint64            `json:"page_insertions_total"`
 	PagePromotionsTotal      uint64            `json:"page_promotions_total"`
-	PageEvictionsTotal       map[string]uint64 `json:"page_evictions_total"` // by class
+	PageDemotionsTotal       uint64            `json:"page_demotions_total"`       // retained pages that fell back, so that another one could be
+	AdmissionRejectionsTotal uint64            `json:"admission_rejections_total"` // pages that were not published, used less than their victims
+	ProtectedBytes           uint64            `json:"protected_bytes"`            // of retained pages, where a segment is protected
+	PageEvictionsTotal       map[string]uint64 `json:"page_evictions_total"`       // by class
 	EvictionsReferencedTotal uint64            `json:"evictions_referenced_total"`
 	EvictionReclaimedTotal   uint64            `json:"eviction_reclaimed_bytes_total"`
 	ResidentPages            map[string]uint64 `json:"resident_pages"` // by class
@@ -92,6 +101,10 @@ type Stats struct {
 	ReadFailuresTotal        uint64            `json:"read_failures_total"`         // pages whose read failed, or that nobody may have any more
 	ReadingPages             uint64            `json:"reading_pages"`               // from the tier
 	TierWriteBytes           uint64            `json:"tier_write_bytes"`            // of pages that are queued or written to the tier, referenced meanwhile
+	WriteSkipsTotal          map[string]uint64 `json:"write_skips_total"`           // pages that were not handed to the tier: cold, resident, pending, duplicate
+	ScrubBytesTotal          uint64            `json:"scrub_bytes_total"`           // of the pool that were looked at
+	ScrubPassesTotal         uint64            `json:"scrub_passes_total"`          // over the whole pool
+	DamagedPagesTotal        uint64            `json:"damaged_pages_total"`         // whose bytes were not those that were written
 	Leases                   uint64            `json:"leases"`                      // quarantined ones included
 	Reservations             uint64            `json:"reservations"`                // with a slice that is not terminal
 	Sessions                 uint64            `json:"sessions"`                    // connected
@@ -120,17 +133,19 @@ func (c *Cache) Stats() Stats {
 		PagePromotionsTotal: n.promotions, EvictionsReferencedTotal: n.evictionsReferenced, EvictionReclaimedTotal: n.reclaimedBytes,
 		ResidentBytes: c.stateBytes[index.Sealed], RetiredBytes: c.stateBytes[index.Retired], WritingBytes: c.stateBytes[index.Reserved],
 		AbandonedBytes: c.stateBytes[index.Abandoned], QuarantinedBytes: c.stateBytes[index.Quarantined],
-		StalledBytes: c.budget.byPhase[phaseStalled], SettlingBytes: c.settlingBytes(), IndexBytes: c.index.Bytes(),
+		StalledBytes: c.budget.byPhase[phaseStalled], SettlingBytes: c.settlingBytes(), IndexBytes: c.index.Bytes() + c.digests.bytes(),
 		WarmupPreparedBytesTotal: c.useful.preparedBytes, WarmupRestoredBytesTotal: c.useful.restoredBytes,
 		WarmupUnusedBytesTotal: c.useful.unusedBytes, WarmupPendingBytes: c.useful.pending(),
 		LoadBytesTotal: n.loadBytes, LoadFailuresTotal: n.loadFailures, SaveBytesTotal: n.saveBytes,
 		ReadsCoalescedTotal: n.coalescedReads, ReadBackpressureTotal: n.backpressure, ReadFailuresTotal: n.readFailures,
 		ReadingPages: uint64(len(c.reads)), TierWriteBytes: c.writeBytes,
+		PageDemotionsTotal: n.demotions, AdmissionRejectionsTotal: n.admissionRejections, ProtectedBytes: c.protectedBytes,
+		ScrubBytesTotal: n.scrubBytes, ScrubPassesTotal: n.scrubPasses, DamagedPagesTotal: n.damagedPages,
 		Leases: uint64(len(c.leases)), Reservations: uint64(c.openReservations), Processes: uint64(len(c.processes)),
 		Instances: uint64(len(c.instances)), Namespaces: uint64(len(c.namespaces)),
 		NoticesDroppedTotal: n.noticesDropped, LateReportsTotal: n.lateReports, JointAnswersDroppedTotal: n.jointDropped,
 		QueryReservedByPhase: map[string]uint64{}, PageEvictionsTotal: map[string]uint64{}, ResidentPages: map[string]uint64{},
-		ViolationsTotal: map[string]uint64{}, RanksByBackend: map[string]uint64{"host": 0, "direct": 0, "kernel": 0, "other": 0},
+		ViolationsTotal: map[string]uint64{}, WriteSkipsTotal: map[string]uint64{}, RanksByBackend: map[string]uint64{"host": 0, "direct": 0, "kernel": 0, "other": 0},
 	}
 	stats.addPool(c)
 	stats.addTables(c)
@@ -149,6 +164,9 @@ func (stats *Stats) addPool(c *Cache) {
 	for _, class := range index.Classes {
 		stats.PageEvictionsTotal[class.String()] = c.counters.evictions[class]
 		stats.ResidentPages[class.String()] = c.index.Resident(class)
+	}
+	for reason, count := range c.counters.writeSkips {
+		stats.WriteSkipsTotal[skipNames[reason]] = count
 	}
 	for kind, count := range c.counters.violations {
 		stats.ViolationsTotal[kind] = count

@@ -9,14 +9,13 @@ import (
 
 // offer hands a sealed page to the tier. The page is referenced until the tier says that its bytes are written (I1).
 func (c *Cache) offer(ns *namespace, h index.Handle, group uint16, key *wire.Key) {
-	tier := c.config.Tier
-	if tier == nil || ns.private || ns.dead || !tier.Wanted(ns.stored, group, key) {
+	if !c.stores(ns) || !c.wantedByTier(ns, group, key) {
 		return
 	}
 	c.index.Hold(h)
 	c.writes[h] = ns.geometry.pageBytes
 	c.writeBytes += ns.geometry.pageBytes
-	if !tier.Write(c.tierPage(ns, h, group, key)) {
+	if !c.config.Tier.Write(c.tierPage(ns, h, group, key)) {
 		c.endWrite(h)
 	}
 }
@@ -27,6 +26,9 @@ func (c *Cache) PageWritten(page index.Handle, digest Digest, ok bool) {
 	defer c.leave()
 	if c.writes[page] == 0 {
 		panic(fmt.Sprintf("cache: the tier reports page record %d, which it does not write", page.Entry()))
+	}
+	if ok {
+		c.compare(page, digest)
 	}
 	c.endWrite(page)
 }
