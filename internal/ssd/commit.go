@@ -1,0 +1,276 @@
+package ssd
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+
+	"orbitkv/internal/index"
+	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/ssd/journal"
+)
+
+const commitOpsMax = journal.PendingMax / 2 // ops of one commit; the other half is for pages and namespaces
+
+// commit is the goroutine that makes written pages durable and visible, in groups: while one group's barriers run, the next is written.
+func (v *volume) commit() {
+	s := v.store
+	s.mu.Lock()
+	defer s.leave()
+	for v.toCommit() {
+		v.sweep()
+		if !v.commitGroup() {
+			return
+		}
+		if v.journal.Due(int(v.index.Count(index.Sealed))) && !v.compact() {
+			return
+		}
+	}
+	if v.state == volumeOn {
+		v.compact()
+	}
+}
+
+// toCommit waits until there is something to commit; false when there never will be.
+func (v *volume) toCommit() bool {
+	for v.state == volumeOn {
+		if len(v.written) > 0 || v.urgent {
+			return true
+		}
+		if v.store.closing && v.unrecorded == 0 && !v.filling && v.reading+v.checking == 0 {
+			return len(v.ops) > 0
+		}
+		v.awaited = v.awaited || v.store.closing
+		v.await()
+	}
+	return false
+}
+
+// group is what one commit makes durable.
+type group struct {
+	ops        []op
+	namespaces []journal.Namespace
+	writes     []*write
+}
+
+// take takes what has come up since the last commit. Pages whose namespace was dropped meanwhile end here, without a record.
+func (v *volume) take() group {
+	v.urgent = false
+	n := min(len(v.ops), commitOpsMax)
+	g := group{ops: v.ops[:n:n]}
+	if v.ops = v.ops[n:]; len(v.ops) > 0 {
+		v.urgent = true
+	}
+	written := v.written
+	v.written = nil
+	for _, w := range written {
+		ns := w.life.namespace
+		if w.life.dead {
+			v.takeBack(w, ReasonDropped)
+			continue
+		}
+		writeMachine.to(&w.state, writeCommitting)
+		g.writes = append(g.writes, w)
+		if ns.numbers[v.number] == 0 {
+			v.lastNumber++
+			ns.numbers[v.number] = v.lastNumber
+			g.namespaces = append(g.namespaces, journal.Namespace{
+				Number: v.lastNumber, Identity: ns.identity, Epoch: ns.epoch, PageBytes: ns.pageBytes,
+			})
+		}
+	}
+	return g
+}
+
+// commitGroup makes a group durable, then its pages visible and the space of victims free; false when that failed and the volume is off. Payload,
+// barrier, record, barrier, visible: nothing else may stand in this order.
+func (v *volume) commitGroup() bool {
+	s := v.store
+	g := v.take()
+	begun := s.config.Now()
+	before := v.journal.WrittenBytes()
+	s.leave()
+	disk, err := v.record(&g)
+	s.mu.Lock()
+	s.counters.commits++
+	s.counters.commitTime.observe(s.config.Now().Sub(begun))
+	s.counters.deviceBytes += uint64(v.journal.WrittenBytes() - before)
+	if v.disk = disk; err != nil {
+		v.off(fmt.Sprintf("what was written could not be made durable: %v", err))
+	}
+	for _, w := range g.writes {
+		v.recorded(w)
+	}
+	if v.state != volumeOn {
+		return false
+	}
+	for _, o := range g.ops {
+		if o.kind == opFree {
+			v.space.Free(o.offset, o.bytes)
+			v.limbo -= o.bytes
+		}
+	}
+	v.changed.Broadcast()
+	return true
+}
+
+// record does the I/O of a commit and says what the volume's files occupy after it.
+func (v *volume) record(g *group) (disk uint64, err error) {
+	if len(g.writes) > 0 {
+		if err := v.payload.Sync(); err != nil {
+			return v.measured(err)
+		}
+	}
+	for _, o := range g.ops {
+		switch o.kind {
+		case opDrop:
+			v.journal.Drop(o.offset)
+		case opDropNamespace:
+			v.journal.DropNamespace(o.number)
+		case opClear:
+			v.journal.Clear()
+		}
+	}
+	for _, n := range g.namespaces {
+		v.journal.Namespace(n)
+	}
+	for _, w := range g.writes {
+		v.journal.Put(journal.Put{
+			Namespace: w.life.namespace.numbers[v.number], Group: w.Group, Key: w.Key, Offset: w.offset, Bytes: w.bytes,
+			Digest: w.digest, Sequence: w.sequence,
+		})
+	}
+	return v.measured(v.journal.Commit())
+}
+
+// recorded ends a page whose record is durable, or not known to be when the volume is off. One whose namespace was dropped meanwhile does not become
+// visible; its space comes back with the commit that says so.
+func (v *volume) recorded(w *write) {
+	v.settle(w)
+	switch {
+	case v.state != volumeOn:
+		v.endWrite(w, ReasonOff)
+	case w.life.dead:
+		v.note(op{kind: opFree, offset: w.offset, bytes: format.ExtentBytes(w.bytes)})
+		v.endWrite(w, ReasonDropped)
+	default:
+		v.show(w.life, w.Group, &w.Key, w.offset, index.Probationary, w.digest, w.sequence)
+		v.endWrite(w, "")
+	}
+}
+
+// measured adds to the end of some I/O what the volume's files occupy.
+func (v *volume) measured(err error) (disk uint64, _ error) {
+	payload, sizeErr := v.payload.AllocatedBytes()
+	log := (uint64(v.journal.Bytes()) + format.Granule - 1) / format.Granule * format.Granule
+	return uint64(payload) + log + format.SuperblockBytes, errors.Join(err, sizeErr)
+}
+
+// sweep retires the pages of namespaces that were dropped, some records a hold of the mutex.
+func (v *volume) sweep() {
+	if !v.mustSweep {
+		return
+	}
+	v.mustSweep = false
+	for from := uint32(0); from < v.index.Records() && v.state == volumeOn; from += sweepRecords {
+		v.index.Scan(from, from+sweepRecords, func(p index.Page) bool {
+			if p.State == index.Sealed && v.store.lives[p.Namespace].dead {
+				v.retire(p, false)
+			}
+			return true
+		})
+		v.store.rest()
+	}
+}
+
+// compact puts a snapshot in place of the index log; false when that failed and the volume is off.
+func (v *volume) compact() bool {
+	s := v.store
+	order := v.order()
+	before := v.journal.WrittenBytes()
+	s.leave()
+	disk, err := v.measured(v.journal.Compact(v.snapshot(order)))
+	s.mu.Lock()
+	s.counters.deviceBytes += uint64(v.journal.WrittenBytes() - before)
+	if v.disk = disk; err != nil {
+		v.off(fmt.Sprintf("the index log could not be compacted: %v", err))
+	}
+	return err == nil && v.state == volumeOn
+}
+
+// order lists the pages that can be read, the oldest use first in each class, some a hold of the mutex. What moves meanwhile is listed once; a page
+// that found a place behind the walk comes last.
+func (v *volume) order() []index.Handle {
+	order := make([]index.Handle, 0, v.index.Count(index.Sealed))
+	seen := make([]bool, v.index.Records())
+	add := func(h index.Handle) {
+		if !seen[h.Entry()] {
+			seen[h.Entry()] = true
+			order = append(order, h)
+		}
+	}
+	for _, class := range index.Classes {
+		h, ok := v.index.Oldest(class)
+		for looked := 1; ok; looked++ {
+			add(h)
+			if looked%sweepRecords == 0 {
+				v.store.rest()
+			}
+			newer, more := v.index.Newer(h)
+			if _, alive := v.index.Page(h); !more && !alive {
+				newer, more = v.index.Oldest(class)
+			}
+			h, ok = newer, more
+		}
+	}
+	for from := uint32(0); from < v.index.Records(); from += sweepRecords {
+		v.index.Scan(from, from+sweepRecords, func(p index.Page) bool {
+			if p.State == index.Sealed {
+				add(p.Handle)
+			}
+			return true
+		})
+		v.store.rest()
+	}
+	return order
+}
+
+// snapshot reads the pages of an order, some a hold of the mutex. A page that was dropped since is left out; one that is dropped later has its drop
+// behind the snapshot.
+func (v *volume) snapshot(order []index.Handle) iter.Seq[journal.Put] {
+	return func(yield func(journal.Put) bool) {
+		puts := make([]journal.Put, 0, min(len(order), sweepRecords))
+		for len(order) > 0 {
+			n := min(len(order), sweepRecords)
+			puts = v.puts(order[:n], puts[:0])
+			order = order[n:]
+			for _, p := range puts {
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (v *volume) puts(handles []index.Handle, puts []journal.Put) []journal.Put {
+	s := v.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, h := range handles {
+		p, ok := v.index.Page(h)
+		if !ok || p.State != index.Sealed {
+			continue
+		}
+		l := s.lives[p.Namespace]
+		if l.dead {
+			continue
+		}
+		f := v.facts.get(h.Entry())
+		puts = append(puts, journal.Put{
+			Namespace: l.namespace.numbers[v.number], Group: p.Group, Key: p.Key, Offset: p.Location, Bytes: l.namespace.pageBytes,
+			Digest: f.digest, Retained: p.Class == index.Retained, Sequence: f.sequence,
+		})
+	}
+	return puts
+}

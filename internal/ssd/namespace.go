@@ -1,0 +1,159 @@
+package ssd
+
+import "time"
+
+// facts are what makes two namespaces the same.
+type facts struct {
+	identity  [32]byte
+	epoch     uint64
+	pageBytes uint64
+}
+
+// namespace is one identity of bytes.
+type namespace struct {
+	facts
+	handle  uint32
+	life    *life
+	claimed bool     // Namespace named it since the store was opened
+	numbers []uint32 // by volume: what its records call the namespace, zero while it has none
+}
+
+// life is what a namespace's pages belong to: a new one begins when the store is cleared, so that all older pages are unreachable at once, whatever
+// their number. The index knows a life by its number.
+type life struct {
+	number    uint32
+	namespace *namespace
+	dead      bool
+	pages     []uint64 // by volume: records in its index, retired ones that are being read too
+	writes    int      // from Write to the end
+}
+
+func (l *life) empty() bool {
+	for _, pages := range l.pages {
+		if pages > 0 {
+			return false
+		}
+	}
+	return l.writes == 0
+}
+
+// Namespace makes a namespace known, or finds it, and returns its handle. Zero, which names none, when the table is full of registered ones.
+func (s *Store) Namespace(identity [32]byte, epoch, pageBytes uint64) uint32 {
+	s.mu.Lock()
+	defer s.leave()
+	f := facts{identity, epoch, pageBytes}
+	ns := s.identities[f]
+	if ns == nil {
+		if len(s.namespaces) >= NamespacesMax && !s.dropUnclaimed() {
+			s.counters.namespaceFull++
+			return 0
+		}
+		ns = s.newNamespace(f)
+	}
+	ns.claimed = true
+	return ns.handle
+}
+
+func (s *Store) newNamespace(f facts) *namespace {
+	s.lastHandle++
+	ns := &namespace{facts: f, handle: s.lastHandle, numbers: make([]uint32, len(s.config.Volumes))}
+	ns.life = s.newLife(ns)
+	s.namespaces[ns.handle] = ns
+	s.identities[f] = ns
+	return ns
+}
+
+func (s *Store) newLife(ns *namespace) *life {
+	s.lastLife++
+	l := &life{number: s.lastLife, namespace: ns, pages: make([]uint64, len(s.config.Volumes))}
+	s.lives[l.number] = l
+	return l
+}
+
+// DropNamespace forgets a namespace and its pages: none can be read when it returns, and what is being written will never be. Their space comes
+// back in steps.
+func (s *Store) DropNamespace(handle uint32) {
+	s.mu.Lock()
+	defer s.leave()
+	if ns := s.namespaces[handle]; ns != nil {
+		s.dropNamespace(ns)
+	}
+}
+
+func (s *Store) dropNamespace(ns *namespace) {
+	delete(s.namespaces, ns.handle)
+	delete(s.identities, ns.facts)
+	s.endLife(ns.life)
+	for i, v := range s.volumes {
+		if ns.numbers[i] != 0 && v.state == volumeOn {
+			v.note(op{kind: opDropNamespace, number: ns.numbers[i]})
+			v.hurry()
+		}
+	}
+}
+
+// endLife makes the pages of a life unreachable. The volumes sweep their records.
+func (s *Store) endLife(l *life) {
+	l.dead = true
+	for i, v := range s.volumes {
+		if v.state == volumeOn && l.pages[i] > 0 {
+			v.mustSweep = true
+			v.hurry()
+		}
+	}
+	s.forgetLife(l)
+}
+
+// forgetLife ends a dead life that nothing belongs to any more.
+func (s *Store) forgetLife(l *life) {
+	if l.dead && l.empty() {
+		delete(s.lives, l.number)
+	}
+}
+
+// dropUnclaimed drops the namespace of an earlier run that nobody has registered and that was made first. It says whether there was one.
+func (s *Store) dropUnclaimed() bool {
+	var oldest *namespace
+	for _, ns := range s.namespaces {
+		if !ns.claimed && (oldest == nil || ns.handle < oldest.handle) {
+			oldest = ns
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	s.dropNamespace(oldest)
+	return true
+}
+
+// abandoned says whether a namespace is one of an epoch that nobody has registered: an epoch belongs to one life of an engine, and its pages are the
+// first victims.
+func (ns *namespace) abandoned() bool { return ns.epoch != 0 && !ns.claimed }
+
+// keep drops what nobody came back for.
+func (s *Store) keep() {
+	ticker := time.NewTicker(housekeepingTick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-s.running.Done():
+			return
+		case <-ticker.C:
+			s.dropAbandoned()
+		}
+	}
+}
+
+// dropAbandoned drops namespaces of an epoch that nobody registered within unclaimedFor of the start.
+func (s *Store) dropAbandoned() {
+	s.mu.Lock()
+	defer s.leave()
+	if s.config.Now().Sub(s.opened) < unclaimedFor {
+		return
+	}
+	for _, ns := range s.namespaces {
+		if ns.abandoned() {
+			s.dropNamespace(ns)
+		}
+	}
+}

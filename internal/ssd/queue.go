@@ -1,0 +1,28 @@
+package ssd
+
+// queue is first in, first out. Its slice is used over again.
+type queue[T any] struct {
+	items []T
+	first int
+}
+
+func (q *queue[T]) len() int { return len(q.items) - q.first }
+
+func (q *queue[T]) push(item T) {
+	if q.first > 0 && len(q.items) == cap(q.items) {
+		n := copy(q.items, q.items[q.first:])
+		clear(q.items[n:])
+		q.items, q.first = q.items[:n], 0
+	}
+	q.items = append(q.items, item)
+}
+
+func (q *queue[T]) pop() T {
+	var none T
+	item := q.items[q.first]
+	q.items[q.first] = none
+	if q.first++; q.first == len(q.items) {
+		q.items, q.first = q.items[:0], 0
+	}
+	return item
+}

@@ -1,0 +1,182 @@
+package ssd
+
+import (
+	"errors"
+	"io"
+
+	"github.com/zeebo/xxh3"
+
+	"orbitkv/internal/blockio"
+)
+
+// Read begins to read a page into memory, or queues it; false when it cannot be read, or when no more can wait: nothing happened then. A read of
+// priority Demand makes the page one that was asked for, see Demanded.
+func (s *Store) Read(r Read) bool {
+	s.mu.Lock()
+	defer s.leave()
+	ns := s.namespaces[r.Namespace]
+	v, h, found := s.find(ns, r.Group, &r.Key)
+	bytes := bytesOf(r.Parts)
+	if !found || s.closing || bytes != ns.pageBytes || r.Priority >= priorities {
+		return false
+	}
+	if s.readQueued > 0 && s.readQueued+bytes > s.config.ReadQueueBytes {
+		s.counters.readRefused++
+		return false
+	}
+	if r.Priority == Demand {
+		s.counters.demanded++
+		v.retain(h)
+	}
+	v.pin(h)
+	one := &read{
+		Read: r, volume: v, life: ns.life, page: h, offset: v.index.Location(h), bytes: bytes, digest: v.facts.get(h.Entry()).digest,
+		asked: s.config.Now(),
+	}
+	s.outstanding++
+	s.readQueued += bytes
+	v.reads[r.Priority].push(one)
+	v.dispatch()
+	return true
+}
+
+// ReadRoom is how many more pages Read can queue, one at least while nothing waits. Pages are counted as the largest of the registered namespaces.
+func (s *Store) ReadRoom() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	largest := uint64(1)
+	for _, ns := range s.namespaces {
+		if ns.claimed {
+			largest = max(largest, ns.pageBytes)
+		}
+	}
+	room := (s.config.ReadQueueBytes - min(s.readQueued, s.config.ReadQueueBytes)) / largest
+	if s.readQueued == 0 {
+		room = max(room, 1)
+	}
+	return int(room)
+}
+
+// dispatch begins reads while the device may have more, those of the first priority first. Reads whose digest is being computed count as well, so that a
+// slow processor bounds them too.
+func (v *volume) dispatch() {
+	most := v.store.config.ReadInflight
+	for v.state == volumeOn && v.reading < most && v.reading+v.checking < 2*most {
+		r := v.nextRead()
+		if r == nil {
+			break
+		}
+		v.begin(r)
+	}
+	if v.awaited && v.reads[Demand].len() == 0 {
+		v.awaited = false
+		v.changed.Broadcast()
+	}
+}
+
+// nextRead takes the first read off the queues, nil when all are empty. One whose page was dropped while it waited ends here.
+func (v *volume) nextRead() *read {
+	for p := range v.reads {
+		for v.reads[p].len() > 0 {
+			r := v.reads[p].pop()
+			v.store.readQueued -= r.bytes
+			if !r.life.dead {
+				return r
+			}
+			v.endRead(r, ReasonDropped)
+		}
+	}
+	return nil
+}
+
+func (v *volume) begin(r *read) {
+	readMachine.to(&r.state, readReading)
+	v.reading++
+	v.store.submissions = append(v.store.submissions, submission{v.engine, &blockio.Transfer{
+		File: v.payload, Offset: int64(r.offset), Buffers: v.store.memory(r.Parts), Done: func(err error) { v.arrived(r, err) },
+	}})
+}
+
+// memory is the bytes of a page's parts.
+func (s *Store) memory(parts []Part) [][]byte {
+	buffers := make([][]byte, len(parts), len(parts)+1)
+	for i, p := range parts {
+		buffers[i] = s.config.Memory(p.Location, p.Bytes)
+	}
+	return buffers
+}
+
+// arrived is the end of a read's transfer, on a goroutine of the engine. What is bounded by dispatch never waits for room in checks.
+func (v *volume) arrived(r *read, err error) {
+	s := v.store
+	s.mu.Lock()
+	readMachine.to(&r.state, readChecking)
+	r.failure = err
+	v.reading--
+	v.checking++
+	v.transferred(err)
+	v.dispatch()
+	s.leave()
+	s.checks <- r
+}
+
+// check compares what was read with its digest.
+func (s *Store) check() {
+	hasher := xxh3.New()
+	for r := range s.checks {
+		var result ReadResult
+		switch {
+		case errors.Is(r.failure, io.ErrUnexpectedEOF):
+			result.Reason = ReasonShort
+		case r.failure != nil:
+			result.Reason = ReasonIO
+		default:
+			if result.Digest = digestOf(hasher, s.memory(r.Parts)); result.Digest != r.digest {
+				result.Reason = ReasonDigest
+			}
+		}
+		r.volume.checked(r, &result)
+		s.told(func() { r.Done(result) })
+	}
+}
+
+// checked ends a read. A page whose bytes are not there, or are others than were written, is dropped at once.
+func (v *volume) checked(r *read, result *ReadResult) {
+	s := v.store
+	s.mu.Lock()
+	defer s.leave()
+	readMachine.to(&r.state, readEnded)
+	v.checking--
+	if result.Reason != "" {
+		v.discard(r.page, result.Reason)
+		s.config.Log.Warn("a page of the SSD cache could not be read and was dropped: it is computed again", "volume", v.name,
+			"offset", r.offset, "reason", result.Reason, "error", r.failure)
+	} else if r.life.dead {
+		result.Reason = ReasonDropped
+	}
+	v.unpin(r.page)
+	if result.OK = result.Reason == ""; result.OK {
+		s.counters.readPages++
+		s.counters.readBytes += r.bytes
+		s.counters.readDuration.observe(s.config.Now().Sub(r.asked))
+	} else {
+		s.counters.readFailures[result.Reason]++
+	}
+	v.dispatch()
+}
+
+// endRead ends a read that did not begin.
+func (v *volume) endRead(r *read, reason string) {
+	readMachine.to(&r.state, readEnded)
+	v.unpin(r.page)
+	v.store.counters.readFailures[reason]++
+	v.store.ends = append(v.store.ends, func() { r.Done(ReadResult{Reason: reason}) })
+}
+
+func digestOf(hasher *xxh3.Hasher, buffers [][]byte) Digest {
+	hasher.Reset()
+	for _, b := range buffers {
+		hasher.Write(b)
+	}
+	return hasher.Sum128().Bytes()
+}

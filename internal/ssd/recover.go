@@ -1,0 +1,304 @@
+package ssd
+
+import (
+	"cmp"
+	crand "crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"orbitkv/internal/blockio"
+	"orbitkv/internal/extent"
+	"orbitkv/internal/index"
+	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/ssd/journal"
+	"orbitkv/internal/vfs"
+)
+
+const superblockNew = format.SuperblockName + ".new"
+
+// openVolumes opens all folders. A refusal, which the operator must clear up, is an error; anything else turns that volume off.
+func (s *Store) openVolumes() error {
+	begun := s.config.Now()
+	var troubles []error
+	for i, one := range s.config.Volumes {
+		v := &volume{
+			store: s, number: i, name: one.Name, fs: one.FS, capacity: s.config.share(), readers: map[index.Handle]int{}, changed: sync.NewCond(&s.mu),
+		}
+		s.volumes = append(s.volumes, v)
+		err := v.open()
+		if errors.As(err, new(refusal)) {
+			return fmt.Errorf("ssd: %s: %w", v.name, err)
+		}
+		if err != nil {
+			troubles = append(troubles, fmt.Errorf("%s: %w", v.name, err))
+			s.mu.Lock()
+			v.off(err.Error())
+			s.leave()
+			continue
+		}
+		s.config.Log.Info("a volume of the SSD cache is open", "volume", v.name, "engine", v.engine.Name(), "engine_reason", v.engineReason,
+			"pages", v.index.Count(index.Sealed), "payload_bytes", v.payloadBytes, "capacity_bytes", v.capacity)
+	}
+	s.recovered.took = s.config.Now().Sub(begun)
+	if len(troubles) == len(s.volumes) {
+		return fmt.Errorf("ssd: no folder can be used: %w", errors.Join(troubles...))
+	}
+	return nil
+}
+
+// refusal is a folder that must not be touched.
+type refusal struct{ error }
+
+func (r refusal) Unwrap() error { return r.error }
+
+func refuse(format string, args ...any) error { return refusal{fmt.Errorf(format, args...)} }
+
+// open locks the folder, brings the payload to its size, tries the I/O and reads the index log.
+func (v *volume) open() error {
+	exists, err := v.fs.Exists(format.SuperblockName)
+	if err != nil {
+		return err
+	}
+	if !exists && v.store.config.CapacityBytes == 0 {
+		return refuse("the folder has no file named %s: it is no volume of OrbitKV", format.SuperblockName)
+	}
+	if v.payload, err = v.fs.Open(format.PayloadName, vfs.Direct); err != nil {
+		return err
+	}
+	if err := v.payload.Lock(); errors.Is(err, vfs.ErrLocked) {
+		return refuse("another process has the folder: stop it, or name another folder; every Manager needs one of its own")
+	} else if err != nil {
+		return err
+	}
+	super, err := v.superblock()
+	if err != nil {
+		return err
+	}
+	v.id = super.Volume
+	if err := v.resize(super); err != nil {
+		return err
+	}
+	if err := v.startEngine(); err != nil {
+		return err
+	}
+	var state journal.State
+	if v.journal, state, err = journal.Open(v.fs, v.id, journal.Limits{PayloadBytes: v.payloadBytes}); err != nil {
+		return err
+	}
+	return v.load(&state)
+}
+
+// superblock reads the superblock, or makes one in a folder that has none of a volume's files.
+func (v *volume) superblock() (super format.Superblock, err error) {
+	exists, err := v.fs.Exists(format.SuperblockName)
+	if err != nil {
+		return super, err
+	}
+	if !exists {
+		return v.makeSuperblock()
+	}
+	file, err := v.fs.Open(format.SuperblockName, vfs.Buffered)
+	if err != nil {
+		return super, err
+	}
+	block := make([]byte, format.SuperblockBytes)
+	if err := errors.Join(file.ReadAt([][]byte{block}, 0), file.Close()); err != nil {
+		return super, err
+	}
+	super, err = format.DecodeSuperblock(block)
+	switch {
+	case errors.Is(err, format.ErrForeign), errors.Is(err, format.ErrVersion):
+		return super, refuse("the file %s: %w; name another folder, or remove the files of this one to begin with an empty cache", format.SuperblockName, err)
+	case err != nil:
+		return super, fmt.Errorf("the file %s: %w; remove the files of this folder to begin with an empty cache", format.SuperblockName, err)
+	}
+	return super, nil
+}
+
+// makeSuperblock makes the folder a volume. The superblock is durable before anything is written into the other files, so a folder that has some of
+// these without it is not ours.
+func (v *volume) makeSuperblock() (super format.Superblock, err error) {
+	size, err := v.payload.Size()
+	if err != nil {
+		return super, err
+	}
+	hasIndex, err := v.fs.Exists(format.IndexName)
+	if err != nil {
+		return super, err
+	}
+	if size > 0 || hasIndex {
+		return super, refuse("the folder has files named %s or %s and no %s: they are not OrbitKV's, or damaged; name an empty folder, or remove them",
+			format.PayloadName, format.IndexName, format.SuperblockName)
+	}
+	crand.Read(super.Volume[:])
+	super.PayloadBytes, _ = layOut(v.capacity)
+	return super, v.writeSuperblock(super)
+}
+
+// writeSuperblock puts a superblock in place of the one that there is, whole or not at all.
+func (v *volume) writeSuperblock(super format.Superblock) error {
+	file, err := v.fs.Open(superblockNew, vfs.Buffered)
+	if err != nil {
+		return err
+	}
+	block := make([]byte, format.SuperblockBytes)
+	super.Encode(block)
+	err = file.WriteAt([][]byte{block}, 0)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	if err := v.fs.Rename(superblockNew, format.SuperblockName); err != nil {
+		return err
+	}
+	return v.fs.SyncFolder()
+}
+
+// resize brings the payload to the size that the capacity gives it. Pages beyond a smaller one are lost, and their records say so when they are read.
+func (v *volume) resize(super format.Superblock) error {
+	v.payloadBytes, v.pagesMax = layOut(v.capacity)
+	if v.store.config.CapacityBytes == 0 {
+		v.payloadBytes, v.pagesMax = super.PayloadBytes, math.MaxUint64
+	}
+	size, err := v.payload.Size()
+	if err != nil {
+		return err
+	}
+	allocated, err := v.payload.AllocatedBytes()
+	if err != nil {
+		return err
+	}
+	wanted := int64(v.payloadBytes)
+	if size > wanted {
+		if err := v.payload.Truncate(wanted); err != nil {
+			return err
+		}
+	}
+	if size < wanted || allocated < wanted {
+		if err := v.payload.Allocate(wanted); err != nil {
+			return fmt.Errorf("reserving %d bytes: %w; lower the capacity or make room", wanted, errors.Join(err, v.payload.Truncate(min(size, wanted))))
+		}
+	}
+	if super.PayloadBytes != v.payloadBytes {
+		super.PayloadBytes = v.payloadBytes
+		if err := v.writeSuperblock(super); err != nil {
+			return err
+		}
+	}
+	return v.payload.Sync()
+}
+
+// startEngine chooses how bytes are moved, by a real write and read, and makes the blocks that stand behind pages.
+func (v *volume) startEngine() (err error) {
+	config := &v.store.config
+	blocks := vfs.AlignedBuffer(config.WriteInflight * format.PageHeaderBytes)
+	for at := 0; at < len(blocks); at += format.PageHeaderBytes {
+		v.headers = append(v.headers, blocks[at:][:format.PageHeaderBytes:format.PageHeaderBytes])
+	}
+	v.engine, v.engineReason, err = blockio.Choose(blockio.Config{
+		Want: config.Backend, File: v.payload, Depth: config.ReadInflight + config.WriteInflight, Memory: append(slices.Clone(config.MemoryRegions), blocks),
+	})
+	return err
+}
+
+// load takes what the index log holds into the index. It runs before anybody knows of the store.
+func (v *volume) load(state *journal.State) error {
+	s := v.store
+	for reason, count := range state.Problems {
+		s.recovered.problems[reason] += count
+	}
+	lives := v.loadNamespaces(state.Namespaces)
+	v.index = index.New(s.config.Seed, v.lastReference)
+	v.space = allLent(v.payloadBytes)
+	if err := v.freeGaps(state.Puts); err != nil {
+		return err
+	}
+	for i := range state.Puts {
+		v.loadPage(lives[state.Puts[i].Namespace], &state.Puts[i])
+	}
+	s.recovered.pages += v.index.Count(index.Sealed)
+	for v.index.Count(index.Sealed) > v.pagesMax && v.evict() > 0 {
+	}
+	v.demote()
+	disk, err := v.measured(nil)
+	v.disk = disk
+	return err
+}
+
+func (v *volume) loadNamespaces(namespaces []journal.Namespace) map[uint32]*life {
+	s := v.store
+	lives := make(map[uint32]*life, len(namespaces))
+	for _, n := range namespaces {
+		f := facts{n.Identity, n.Epoch, n.PageBytes}
+		ns := s.identities[f]
+		if ns == nil {
+			ns = s.newNamespace(f)
+		}
+		ns.numbers[v.number] = n.Number
+		lives[n.Number] = ns.life
+		v.lastNumber = max(v.lastNumber, n.Number)
+	}
+	return lives
+}
+
+// allLent is an allocator of which every byte is lent.
+func allLent(bytes uint64) *extent.Allocator {
+	space := extent.New(bytes)
+	space.Alloc(space.Bytes())
+	return space
+}
+
+// freeGaps gives back what lies between the extents of the pages.
+func (v *volume) freeGaps(puts []journal.Put) error {
+	order := make([]uint32, len(puts))
+	for i := range order {
+		order[i] = uint32(i)
+	}
+	slices.SortFunc(order, func(x, y uint32) int { return cmp.Compare(puts[x].Offset, puts[y].Offset) })
+	end := uint64(format.ScratchBytes)
+	for _, i := range order {
+		p := &puts[i]
+		if p.Offset < end || p.Offset+format.ExtentBytes(p.Bytes) > v.space.Bytes() {
+			return fmt.Errorf("the index log says that the page at %d overlaps another one or the end of the payload: remove the file %s to begin with an empty cache",
+				p.Offset, format.IndexName)
+		}
+		if p.Offset > end {
+			v.space.Free(end, p.Offset-end)
+		}
+		end = p.Offset + format.ExtentBytes(p.Bytes)
+	}
+	if end < v.space.Bytes() {
+		v.space.Free(end, v.space.Bytes()-end)
+	}
+	return nil
+}
+
+// loadPage makes one page readable, unless another volume has it or its size is not that of its namespace.
+func (v *volume) loadPage(l *life, p *journal.Put) {
+	s := v.store
+	problem := ""
+	if l == nil || p.Bytes != l.namespace.pageBytes {
+		problem = journal.OutOfBounds
+	} else if _, _, twice := s.find(l.namespace, p.Group, &p.Key); twice {
+		problem = journal.Duplicate
+	}
+	if problem != "" {
+		s.recovered.problems[problem]++
+		v.note(op{kind: opDrop, offset: p.Offset})
+		v.note(op{kind: opFree, offset: p.Offset, bytes: format.ExtentBytes(p.Bytes)})
+		return
+	}
+	class := index.Probationary
+	switch {
+	case l.namespace.abandoned():
+		class = index.Reclaimable
+	case p.Retained:
+		class = index.Retained
+	}
+	v.show(l, p.Group, &p.Key, p.Offset, class, p.Digest, p.Sequence)
+}

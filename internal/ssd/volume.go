@@ -1,0 +1,143 @@
+package ssd
+
+import (
+	"errors"
+	"sync"
+
+	"orbitkv/internal/blockio"
+	"orbitkv/internal/extent"
+	"orbitkv/internal/index"
+	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/ssd/journal"
+	"orbitkv/internal/vfs"
+)
+
+// volume is one folder. All of it is guarded by the store's mutex, but journal, which the goroutine that commits uses alone, and what Open set.
+type volume struct {
+	store    *Store
+	number   int
+	name     string
+	fs       vfs.FS
+	capacity uint64 // its share, bytes
+	pagesMax uint64 // pages that the index log has room for
+	id       [16]byte
+
+	payload      vfs.File
+	payloadBytes uint64
+	engine       blockio.Engine
+	engineReason string
+	journal      *journal.Journal
+
+	state    volumeState
+	reason   string // why it is off
+	failures int    // transfers that failed in a row
+	disk     uint64 // that its files occupied after the last commit, bytes
+
+	index      *index.Index
+	facts      factsTable
+	space      *extent.Allocator
+	classBytes [len(index.Classes)]uint64 // of pages that can be read
+	readers    map[index.Handle]int       // of pages that are being read
+	lastNumber uint32                     // that a namespace got in the log
+	mustSweep  bool                       // pages of dead lives may be in the index
+	ops        []op                       // for the next commit
+	limbo      uint64                     // bytes of extents that come back with it
+	urgent     bool                       // it is to begin without waiting for pages
+
+	reads    [priorities]queue[*read]
+	reading  int  // transfers
+	checking int  // read, their digest is being compared
+	awaited  bool // somebody waits for reads to begin or to end
+
+	waiting         queue[*write]
+	waitingBytes    uint64
+	filling         bool     // a page is between its queue and its transfer
+	headers         [][]byte // blocks that no transfer uses
+	writing         int      // transfers
+	written         []*write
+	unrecorded      int // pages that have a place and no record
+	unrecordedBytes uint64
+
+	changed *sync.Cond // anything that the two goroutines below wait for
+	tasks   sync.WaitGroup
+}
+
+// await waits for a change. What the caller has to hand over goes first.
+func (v *volume) await() {
+	s := v.store
+	if len(s.submissions)+len(s.ends) > 0 {
+		s.leave()
+		s.mu.Lock()
+		return
+	}
+	v.changed.Wait()
+}
+
+// transferred counts transfers that fail in a row.
+func (v *volume) transferred(err error) {
+	if err == nil {
+		v.failures = 0
+		return
+	}
+	if v.failures++; v.failures >= failuresInARow && v.state == volumeOn {
+		v.off("reads and writes fail one after the other, the last one so: " + err.Error())
+	}
+}
+
+// off turns the volume off: its pages are misses from here on. What was submitted runs to its end (I3).
+func (v *volume) off(reason string) {
+	if v.state != volumeOn {
+		return
+	}
+	volumeMachine.to(&v.state, volumeOff)
+	v.reason = reason + ". Its pages are misses until a restart; look at the device and at the kernel's log"
+	v.store.config.Log.Error("a volume of the SSD cache is off", "volume", v.name, "reason", v.reason)
+	v.refuse(ReasonOff)
+	for _, w := range v.written {
+		v.takeBack(w, ReasonOff)
+	}
+	v.written = nil
+	v.changed.Broadcast()
+}
+
+// refuse ends everything that has not begun.
+func (v *volume) refuse(reason string) {
+	for p := range v.reads {
+		for v.reads[p].len() > 0 {
+			r := v.reads[p].pop()
+			v.store.readQueued -= r.bytes
+			v.endRead(r, reason)
+		}
+	}
+	for v.waiting.len() > 0 {
+		w := v.waiting.pop()
+		v.waitingBytes -= w.bytes
+		v.endWrite(w, reason)
+	}
+}
+
+// shut closes what is open, in the order in which one needs the other. The lock goes with the payload's descriptor.
+func (v *volume) shut() error {
+	var errs []error
+	if v.engine != nil {
+		v.engine.Close()
+	}
+	if v.journal != nil {
+		errs = append(errs, v.journal.Close())
+	}
+	if v.payload != nil {
+		errs = append(errs, v.payload.Close())
+	}
+	if v.state != volumeClosed {
+		volumeMachine.to(&v.state, volumeClosed)
+	}
+	return errors.Join(errs...)
+}
+
+// layOut divides a share of the capacity: what the index log may grow to, with its successor beside it, what a file system keeps of its own for large
+// files, and the payload.
+func layOut(share uint64) (payloadBytes, pagesMax uint64) {
+	pagesMax = share / pageShareBytes
+	others := format.SuperblockBytes + journal.BytesMax(pagesMax, NamespacesMax) + share/4096 + 64<<10
+	return (share - min(others, share)) / format.Granule * format.Granule, pagesMax
+}

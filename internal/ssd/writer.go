@@ -1,0 +1,269 @@
+package ssd
+
+import (
+	"errors"
+	"io"
+
+	"github.com/zeebo/xxh3"
+	"golang.org/x/sys/unix"
+
+	"orbitkv/internal/blockio"
+	"orbitkv/internal/ssd/format"
+)
+
+// Write queues a page to be written; false when it is not taken, with the reason counted. A full queue takes no page: it is computed again one day.
+func (s *Store) Write(w Write) bool {
+	s.mu.Lock()
+	defer s.leave()
+	bytes := bytesOf(w.Parts)
+	v, reason := s.admit(&w, bytes)
+	if reason != "" {
+		s.counters.writeSkips[reason]++
+		return false
+	}
+	ns := s.namespaces[w.Namespace]
+	one := &write{Write: w, volume: v, life: ns.life, bytes: bytes, asked: s.config.Now()}
+	s.writes[one.key()] = one
+	s.held += bytes
+	s.outstanding++
+	ns.life.writes++
+	v.waiting.push(one)
+	v.waitingBytes += bytes
+	v.changed.Broadcast()
+	return true
+}
+
+// admit chooses the volume that a page will be written to, or says why there is none.
+func (s *Store) admit(w *Write, bytes uint64) (*volume, string) {
+	ns := s.namespaces[w.Namespace]
+	switch {
+	case s.closing:
+		return nil, SkipOff
+	case ns == nil || bytes != ns.pageBytes || bytes == 0 || bytes > PageBytesMax || bytes%format.Granule != 0:
+		return nil, SkipUnknown
+	case s.writes[pageKey{ns.life.number, w.Group, w.Key}] != nil:
+		return nil, SkipPending
+	}
+	if _, _, found := s.find(ns, w.Group, &w.Key); found {
+		return nil, SkipResident
+	}
+	if s.held > 0 && s.held+bytes > s.config.HeldBytesMax {
+		s.counters.queueFull++
+		return nil, SkipFull
+	}
+	return s.choose(bytes)
+}
+
+// choose takes the volume with the largest share of free space, what waits to be written to it counted as gone. So volumes fill evenly, and a slow one
+// gets less once all are full.
+func (s *Store) choose(bytes uint64) (best *volume, reason string) {
+	reason = SkipOff
+	var bestShare float64
+	for _, v := range s.volumes {
+		if v.state != volumeOn {
+			continue
+		}
+		if format.ExtentBytes(bytes) > v.space.Bytes()-format.ScratchBytes {
+			reason = SkipTooLarge
+			continue
+		}
+		if v.waitingBytes > 0 && v.waitingBytes+bytes > s.config.WriteQueueBytes/uint64(len(s.volumes)) {
+			if best == nil {
+				reason = SkipFull
+			}
+			continue
+		}
+		share := (float64(v.space.FreeBytes()+v.limbo) - float64(v.waitingBytes)) / float64(v.space.Bytes())
+		if best == nil || share > bestShare {
+			best, bestShare, reason = v, share, ""
+		}
+	}
+	if reason == SkipFull {
+		s.counters.queueFull++
+	}
+	return best, reason
+}
+
+func (w *write) key() pageKey { return pageKey{w.life.number, w.Group, w.Key} }
+
+// fill is the goroutine that gives pages their digest and their place, and submits them.
+func (v *volume) fill() {
+	s := v.store
+	hasher := xxh3.New()
+	s.mu.Lock()
+	defer s.leave()
+	for {
+		for v.waiting.len() == 0 {
+			if v.state != volumeOn || s.closing {
+				return
+			}
+			v.await()
+		}
+		w := v.waiting.pop()
+		v.waitingBytes -= w.bytes
+		writeMachine.to(&w.state, writePreparing)
+		v.filling = true
+		s.leave()
+		w.digest = digestOf(hasher, s.memory(w.Parts))
+		s.mu.Lock()
+		if v.place(w) {
+			v.submit(w)
+		}
+		v.filling = false
+		v.changed.Broadcast()
+		s.rest()
+	}
+}
+
+// place waits until the device may write a page more and finds space for it; false when the page ended instead.
+func (v *volume) place(w *write) bool {
+	extent := format.ExtentBytes(w.bytes)
+	effort := reclaimEffort * extent
+	for {
+		if reason := v.refuses(w); reason != "" {
+			v.endWrite(w, reason)
+			return false
+		}
+		if !v.mayWrite(w) {
+			v.awaited = true
+			v.await()
+			continue
+		}
+		if offset, ok := v.space.Alloc(extent); ok && (!v.pagesFull() || v.evict() > 0) {
+			w.offset = offset
+			v.unrecorded++
+			v.unrecordedBytes += w.bytes
+			v.evictAhead()
+			return true
+		} else if ok {
+			v.space.Free(offset, extent)
+		}
+		if v.limbo > 0 {
+			v.hurry() // the space of victims comes back with the next commit
+			v.await()
+			continue
+		}
+		evicted := v.makeRoom(min(extent, effort))
+		if evicted == 0 {
+			v.endWrite(w, ReasonNoSpace)
+			return false
+		}
+		effort -= min(effort, evicted)
+	}
+}
+
+// makeRoom evicts until so many bytes are on their way to be free, and returns them.
+func (v *volume) makeRoom(want uint64) (evicted uint64) {
+	for evicted < want {
+		bytes := v.evict()
+		if bytes == 0 {
+			break
+		}
+		evicted += bytes
+	}
+	return evicted
+}
+
+// refuses says why a page is not to be written any more.
+func (v *volume) refuses(w *write) string {
+	switch {
+	case v.state != volumeOn:
+		return ReasonOff
+	case w.life.dead:
+		return ReasonDropped
+	case v.store.closing:
+		return ReasonClosed
+	}
+	return ""
+}
+
+// mayWrite says whether the device may write a page more: no demanded read waits, few enough are being written, and few enough wait for their record.
+func (v *volume) mayWrite(w *write) bool {
+	roomy := v.unrecorded == 0 || v.unrecorded < 2*groupPagesMax && v.unrecordedBytes+w.bytes <= 2*BatchBytes
+	return v.reads[Demand].len() == 0 && v.writing < v.store.config.WriteInflight && roomy
+}
+
+// submit begins the transfer of a page and of the header block behind it.
+func (v *volume) submit(w *write) {
+	s := v.store
+	writeMachine.to(&w.state, writeWriting)
+	w.sequence = v.journal.NextSequence()
+	w.header = v.headers[len(v.headers)-1]
+	v.headers = v.headers[:len(v.headers)-1]
+	ns := w.life.namespace
+	header := format.PageHeader{
+		Volume: v.id, Identity: ns.identity, Epoch: ns.epoch, PageBytes: ns.pageBytes, Key: w.Key, Group: w.Group, Offset: w.offset,
+		Bytes: w.bytes, Digest: w.digest, Sequence: w.sequence,
+	}
+	header.Encode(w.header)
+	v.writing++
+	s.submissions = append(s.submissions, submission{v.engine, &blockio.Transfer{
+		File: v.payload, Write: true, Offset: int64(w.offset), Buffers: append(s.memory(w.Parts), w.header), Done: func(err error) { v.wrote(w, err) },
+	}})
+}
+
+// wrote is the end of a page's transfer, on a goroutine of the engine. A page that failed ends here: it was never visible and has no record, so its
+// space may be used at once (I2, I9).
+func (v *volume) wrote(w *write, err error) {
+	s := v.store
+	s.mu.Lock()
+	defer s.leave()
+	v.writing--
+	v.headers = append(v.headers, w.header)
+	w.header = nil
+	s.counters.deviceBytes += format.ExtentBytes(w.bytes)
+	v.transferred(err)
+	switch {
+	case err != nil:
+		s.config.Log.Warn("a page could not be written to the SSD cache: it is a miss", "volume", v.name, "offset", w.offset, "error", err)
+		v.takeBack(w, writeReason(err))
+	case v.state != volumeOn:
+		v.takeBack(w, ReasonOff)
+	default:
+		writeMachine.to(&w.state, writeWritten)
+		v.written = append(v.written, w)
+	}
+	v.changed.Broadcast()
+}
+
+func writeReason(err error) string {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return ReasonNoSpace
+	case errors.Is(err, io.ErrShortWrite):
+		return ReasonShort
+	}
+	return ReasonIO
+}
+
+// takeBack ends a page that has a place and no record.
+func (v *volume) takeBack(w *write, reason string) {
+	v.space.Free(w.offset, format.ExtentBytes(w.bytes))
+	v.settle(w)
+	v.endWrite(w, reason)
+}
+
+// settle takes a page off those that wait for their record.
+func (v *volume) settle(w *write) {
+	v.unrecorded--
+	v.unrecordedBytes -= w.bytes
+}
+
+// endWrite ends a page's write and calls its Done.
+func (v *volume) endWrite(w *write, reason string) {
+	s := v.store
+	writeMachine.to(&w.state, writeEnded)
+	delete(s.writes, w.key())
+	s.held -= w.bytes
+	w.life.writes--
+	s.forgetLife(w.life)
+	if reason == "" {
+		s.counters.writePages++
+		s.counters.writeBytes += w.bytes
+		s.counters.writeDuration.observe(s.config.Now().Sub(w.asked))
+	} else {
+		s.counters.writeFailures[reason]++
+	}
+	result := WriteResult{OK: reason == "", Digest: w.digest, Reason: reason}
+	s.ends = append(s.ends, func() { w.Done(result) })
+}
