@@ -338,10 +338,11 @@ func TestEqualSeedsCrashAlike(t *testing.T) {
 		}
 		return string(whole(t, d.Crash().Crash(), "file")) + string(whole(t, d.Crash(), "file"))
 	}
-	if left(1) != left(1) {
+	first, again := left(1), left(1)
+	if first != again {
 		t.Error("one seed has two outcomes")
 	}
-	if left(1) == left(2) {
+	if first == left(2) {
 		t.Error("two seeds have one outcome")
 	}
 }
