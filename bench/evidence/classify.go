@@ -16,6 +16,8 @@ type Case struct {
 	Answer        load.Answer
 	BytesPerToken int // of KV over all layers and ranks
 	PageSize      int // tokens
+	// Evicted says that OrbitKV's Manager had emptied its memory before: what came from outside must have been read from the SSD.
+	Evicted bool
 }
 
 // Classify says where the KV of a request's prompt came from. The counters must have settled before and after it, and nothing else may have run.
@@ -27,9 +29,10 @@ func Classify(c Case) record.Evidence {
 	l.claims(a, counted)
 	l.service(counted.external)
 	l.bytes(counted.external, counted.external, 1)
+	tiers := l.tiers(counted.external)
 	evidence := record.Evidence{
 		CachedTokens: max(a.CachedTokens, 0), DeviceTokens: int(counted.device), ExternalTokens: int(counted.external),
-		LoadBytes: max(l.loaded, 0), Deltas: l.deltas,
+		LoadBytes: max(l.loaded, 0), Deltas: l.deltas, Tiers: tiers,
 	}
 	evidence.Source, evidence.Why = l.verdict(counted.device, counted.external)
 	return evidence
@@ -53,9 +56,10 @@ func ClassifyBurst(c Case, answers []load.Answer) []record.Evidence {
 		largest = float64(c.PageSize) // The answers do not split their claims: something came for at least one of them.
 	}
 	l.bytes(largest, counted.external, len(answers))
+	tiers := l.tiers(min(largest, counted.external))
 	evidence := make([]record.Evidence, len(answers))
 	for i, a := range answers {
-		e := record.Evidence{CachedTokens: max(a.CachedTokens, 0), LoadBytes: max(l.loaded, 0), Deltas: l.deltas, Shared: true}
+		e := record.Evidence{CachedTokens: max(a.CachedTokens, 0), LoadBytes: max(l.loaded, 0), Deltas: l.deltas, Tiers: tiers, Shared: true}
 		device, external, how := split(a, counted)
 		e.Source, e.Why = l.verdict(device, external)
 		if how == "" {

@@ -63,3 +63,24 @@ func (l *ledger) bytes(least, external float64, requests int) {
 		l.doubt("%s moved by %g, more than the %g tokens from outside and a page of each request are", name, l.loaded, external)
 	}
 }
+
+// tiers returns what the tiers of OrbitKV's Manager did, and checks that every page that was asked for was found in one of them or in none. After the Manager
+// emptied its memory the tokens from outside, of which least were read at the least, came from the SSD. Reads without tokens from outside are no doubt: a
+// look-up that was given up may have begun them, and the report counts such samples.
+func (l *ledger) tiers(least float64) *record.Tiers {
+	if l.c.Backend != record.OrbitKV {
+		return nil
+	}
+	t := TiersOf(l.c.Before, l.c.After)
+	if t == nil {
+		l.doubt("the Manager's tiers are not told of, or fell: it was started anew")
+		return nil
+	}
+	if t.Found() != t.AskedPages {
+		l.doubt("look-ups asked the Manager for %g pages, and its tiers and its misses are %g", t.AskedPages, t.Found())
+	}
+	if need := least * float64(l.c.BytesPerToken); l.c.Evicted && t.SSDReadBytes < need {
+		l.doubt("%g tokens came from outside after the Manager emptied its memory, which are %g bytes, and it read %g from the SSD", least, need, t.SSDReadBytes)
+	}
+	return t
+}

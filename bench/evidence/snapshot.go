@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -50,6 +51,15 @@ func collect(page io.Reader, watched []watch, values map[string]float64) error {
 		return fmt.Errorf("its page of metrics is not understood: %w", err)
 	}
 	for _, w := range watched {
+		if w.histogram != "" {
+			for _, m := range families[w.histogram].GetMetric() {
+				values[w.key()] += float64(m.GetHistogram().GetSampleCount())
+				for _, b := range m.GetHistogram().GetBucket() { // each holds those before it, too
+					values[bucketKey(w.histogram, b.GetUpperBound())] += float64(b.GetCumulativeCount())
+				}
+			}
+			continue
+		}
 		sum, found := 0.0, w.after != "" && families[w.after] != nil
 		for _, m := range families[w.name].GetMetric() {
 			if w.label != "" && !labelled(m.GetLabel(), w.label, w.value) {
@@ -66,6 +76,11 @@ func collect(page io.Reader, watched []watch, values map[string]float64) error {
 		}
 	}
 	return nil
+}
+
+// bucketKey is the name of the entry of one bucket.
+func bucketKey(histogram string, bound float64) string {
+	return series(histogram+"_bucket", "le", strconv.FormatFloat(bound, 'g', -1, 64))
 }
 
 // labelled reports whether a series has a label with a value.

@@ -18,6 +18,8 @@ type watch struct {
 	label string // empty: the sum over all series
 	value string
 	kind  kind
+	// histogram names a metric of which this entry is the number of observations; an entry for each of its buckets stands beside it.
+	histogram string
 	// after names a metric whose presence proves that the owner would count this one: where it is served and this one is not, this one is zero since
 	// its owner makes it at first use. Empty: absence is never zero.
 	after string
@@ -106,18 +108,28 @@ var sglangWatched = []watch{
 	{name: "sglang:hicache_host_used_tokens", kind: told},
 }
 
-// Metrics of the Manager.
+// Metrics of the Manager. Those of an SSD tier are zero where it has none, whether it serves them or not.
 const (
 	managerLoadBytes   = "orbitkv_load_bytes_total"
 	managerFailedLoads = "orbitkv_load_failures_total"
+	managerHits        = "orbitkv_cache_block_hits_total"
+	managerMisses      = "orbitkv_cache_block_misses_total"
+	managerTiers       = "orbitkv_cache_tier_block_requests_total"
+	managerSSDRead     = "orbitkv_ssd_prefetch_bytes_total"
+	managerSSDWritten  = "orbitkv_ssd_write_bytes_total"
+	managerSSDReadTime = "orbitkv_ssd_prefetch_duration_seconds" // a histogram: of pages that were read
 )
 
 var managerWatched = []watch{
 	{name: managerLoadBytes},
 	{name: managerFailedLoads},
 	{name: "orbitkv_save_bytes_total"},
-	{name: "orbitkv_cache_block_hits_total"},
-	{name: "orbitkv_cache_block_misses_total"},
+	{name: managerHits},
+	{name: managerMisses},
+	{name: managerTiers, label: "tier", value: "ram"},
+	{name: managerTiers, label: "tier", value: "remote", after: managerHits},
+	{name: managerTiers, label: "tier", value: "ssd", after: managerHits},
+	{name: managerTiers, label: "tier", value: "miss"},
 	{name: "orbitkv_cache_block_not_mapped_total"},
 	{name: "orbitkv_cache_block_insertions_total"},
 	{name: "orbitkv_cache_block_evictions_total"},
@@ -125,10 +137,27 @@ var managerWatched = []watch{
 	{name: "orbitkv_busy_total"},
 	{name: "orbitkv_query_budget_waits_total"},
 	{name: "orbitkv_query_budget_bypasses_total"},
+	{name: managerSSDRead, after: managerHits},
+	{name: managerSSDWritten, after: managerHits},
+	{name: managerSSDReadTime + "_count", histogram: managerSSDReadTime},
+	{name: "orbitkv_ssd_prefetch_success_total", after: managerHits},
+	{name: "orbitkv_ssd_prefetch_failures_total", after: managerHits},
+	{name: "orbitkv_ssd_prefetch_queue_full_total", after: managerHits},
+	{name: "orbitkv_ssd_prefetch_backpressure_blocks_total", after: managerHits},
+	{name: "orbitkv_ssd_write_failures_total", after: managerHits},
+	{name: "orbitkv_ssd_write_queue_full_total", after: managerHits},
+	{name: "orbitkv_ssd_write_admission_skips_total", after: managerHits},
+	{name: "orbitkv_ssd_evictions_total", after: managerHits},
 	{name: "orbitkv_operations", label: "state", value: "waiting", kind: busy},
 	{name: "orbitkv_operations", label: "state", value: "ready", kind: busy},
+	{name: "orbitkv_operations", label: "state", value: "preparing", kind: busy, after: managerHits},
+	{name: "orbitkv_query_reserved_bytes_by_phase", label: "phase", value: "preparing", kind: busy, after: managerHits},
+	{name: "orbitkv_query_reserved_bytes_by_phase", label: "phase", value: "draining", kind: busy, after: managerHits},
 	{name: "orbitkv_query_reserved_bytes_by_phase", label: "phase", value: "ready", kind: busy},
 	{name: "orbitkv_query_reserved_bytes_by_phase", label: "phase", value: "restoring", kind: busy},
+	{name: "orbitkv_ssd_write_queue_pending", kind: busy, after: managerHits},
+	{name: "orbitkv_ssd_write_inflight", kind: busy, after: managerHits},
+	{name: "orbitkv_ssd_prefetch_inflight", kind: busy, after: managerHits},
 	{name: "orbitkv_reservations", kind: busy},
 	{name: "orbitkv_inflight_bytes", kind: busy},
 	{name: "orbitkv_leases", kind: held},
@@ -140,6 +169,8 @@ var managerWatched = []watch{
 	{name: "orbitkv_quarantined_bytes", kind: held},
 	{name: "orbitkv_pool_used_bytes", kind: told},
 	{name: "orbitkv_cache_resident_bytes", kind: told},
+	{name: "orbitkv_ssd_used_bytes", kind: told, after: managerHits},
+	{name: "orbitkv_ssd_disk_bytes", kind: told, after: managerHits},
 }
 
 // Metrics of LMCache's daemon. Each is made when it first counts; the daemon serves Python's own metrics from its start.

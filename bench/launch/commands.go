@@ -204,12 +204,29 @@ func managerProcess(s *Spec, at layout) process {
 		s.Manager, "serve", "--socket", at.socket(), "--pool-size", strconv.FormatInt(hostBytes(s), 10),
 		"--http-addr", "127.0.0.1:" + strconv.Itoa(at.service),
 	}
-	if s.Options.QueryBudgetGiB > 0 {
-		line = append(line, "--query-budget", strconv.FormatInt(int64(s.Options.QueryBudgetGiB*gib), 10))
-	}
 	return process{
-		part: record.PartManager, command: line, environment: map[string]string{}, port: at.service, health: "/status", judge: populated,
+		part: record.PartManager, command: append(line, managerOptions(s)...), environment: map[string]string{}, port: at.service, health: "/status", judge: populated,
 	}
+}
+
+// managerOptions are the flags of a Manager for what was asked for; what was not is left to its own defaults.
+func managerOptions(s *Spec) []string {
+	o := &s.Options
+	var line []string
+	add := func(wanted bool, flag, value string) {
+		if wanted {
+			line = append(line, flag, value)
+		}
+	}
+	add(o.QueryBudgetGiB > 0, "--query-budget", strconv.FormatInt(int64(o.QueryBudgetGiB*gib), 10))
+	add(o.SSDGiB > 0, "--ssd-cache-path", s.SSDFolder)
+	add(o.SSDGiB > 0, "--ssd-cache-capacity", strconv.FormatInt(ssdBytes(s), 10))
+	add(o.SSDWritePolicy != "", "--ssd-write-policy", o.SSDWritePolicy)
+	add(o.ProtectedPercent > 0, "--cache-protected-percent", strconv.Itoa(o.ProtectedPercent))
+	add(o.ReadBatchMiB > 0, "--query-read-batch", strconv.Itoa(o.ReadBatchMiB<<20))
+	add(o.StopPolicy != "", "--query-stop-policy", o.StopPolicy)
+	add(o.ReadTimeoutMs > 0, "--query-read-timeout-ms", strconv.Itoa(o.ReadTimeoutMs))
+	return line
 }
 
 // populated says whether the status of a Manager shows its whole pool in memory. A Manager serves from its first arena on; a measurement waits for all of
@@ -295,6 +312,8 @@ func matters(name string) bool {
 }
 
 func hostBytes(s *Spec) int64 { return int64(s.Options.HostGiB * gib) }
+
+func ssdBytes(s *Spec) int64 { return int64(s.Options.SSDGiB * gib) }
 
 // TakesWholeGiB says whether a backend of an engine can be given whole GiB of host memory alone.
 func TakesWholeGiB(engine, backend string) bool {

@@ -71,6 +71,8 @@ func TestGoldenCommandLines(t *testing.T) {
 	add("vllm, cpu with the simple connector, cuda", simple)
 	tuned := goldenSpec(record.VLLM, record.OrbitKV, OnCUDA)
 	tuned.Options.QueryBudgetGiB, tuned.Options.TransferBackend, tuned.Options.TraceTransfers = 4.5, "kernel", true
+	tuned.Options.SSDGiB, tuned.Options.SSDWritePolicy, tuned.Options.ProtectedPercent, tuned.SSDFolder = 32, "reuse", 20, "/results/run/ssd/orbitkv-p0-a1"
+	tuned.Options.ReadBatchMiB, tuned.Options.StopPolicy, tuned.Options.ReadTimeoutMs = 16, "timeout", 250
 	tuned.Options.EngineArguments = []string{"--gpu-memory-utilization", "0.5"}
 	add("vllm, orbitkv with every option, cuda", tuned)
 
@@ -136,6 +138,7 @@ func TestSpecsThatCannotBeStarted(t *testing.T) {
 		{"must be above 0", func(s *Spec) { s.MaxSeqs = 0 }},
 		{"needs host memory", func(s *Spec) { s.Options.HostGiB = 0 }},
 		{"not within the 16 GiB", func(s *Spec) { s.Options.QueryBudgetGiB = 17 }},
+		{"an SSD tier needs a folder", func(s *Spec) { s.Options.SSDGiB = 1 }},
 		{"must all be named", func(s *Spec) { s.Manager = "" }},
 	} {
 		s := goldenSpec(record.VLLM, record.OrbitKV, OnCUDA)

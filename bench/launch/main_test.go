@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"orbitkv/bench/record"
 )
 
@@ -41,6 +43,7 @@ const (
 	modeSilent   = "silent"   // it never listens
 	modeShort    = "short"    // the same, beside a Manager that lacks memory
 	modeLate     = "late"     // it becomes ready, and ends on its own when it is asked for /die
+	modeBuffered = "buffered" // it serves, beside a Manager whose SSD tier goes through the page cache
 )
 
 func TestMain(m *testing.M) {
@@ -101,6 +104,9 @@ func fakeServer(mode string) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("/status", fakeStatus)
+	if err := fakeTier(mux); err != nil {
+		return err
+	}
 	mux.HandleFunc("/die", func(http.ResponseWriter, *http.Request) {
 		fmt.Println("ERROR the device fell off the bus")
 		os.Exit(7)
@@ -111,6 +117,40 @@ func fakeServer(mode string) error {
 		}
 	})
 	return http.ListenAndServe("127.0.0.1:"+port, mux)
+}
+
+// fakeTier gives a Manager with an SSD tier the file of its payload, open around the page cache, and the verb that empties its memory.
+func fakeTier(mux *http.ServeMux) error {
+	folder := flagOf("--ssd-cache-path")
+	if folder == "" {
+		return nil
+	}
+	direct := unix.O_DIRECT
+	if os.Getenv(modeVariable) == modeBuffered {
+		direct = 0
+	}
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	if _, err := unix.Open(filepath.Join(folder, payloadFile), unix.O_RDWR|unix.O_CREAT|direct, 0o600); err != nil { // open until the process ends
+		return err
+	}
+	mux.HandleFunc("POST /cache/memory/cleanup", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" {
+			http.Error(w, "this needs the token", http.StatusUnauthorized)
+			return
+		}
+		fmt.Fprint(w, `{"evicted_blocks": 7, "still_referenced_blocks": 2}`)
+	})
+	return os.WriteFile(flagOf("--socket")+".token", []byte("secret\n"), 0o600)
+}
+
+// flagOf returns the word after a flag of this process.
+func flagOf(name string) string {
+	if i := slices.Index(os.Args, name); i >= 0 && i+1 < len(os.Args) {
+		return os.Args[i+1]
+	}
+	return ""
 }
 
 // fakeStatus is a Manager that populates half of its pool between two questions, and whose pool stays so in the mode modeShort.

@@ -31,6 +31,7 @@ type Spec struct {
 	MaxModelLen int                      // tokens of the longest request, answer included
 	MaxSeqs     int                      // requests that the engine runs at a time
 	LogPath     func(part string) string // where the output of a part goes; the folder must exist
+	SSDFolder   string                   // where the Manager's SSD tier lies; the Manager makes it. Its owner removes it
 	Model       record.Model
 }
 
@@ -56,6 +57,8 @@ func (s *Spec) check() error {
 		return fmt.Errorf("launch: the backend %s needs host memory: give it more than 0 GiB", s.Backend)
 	case o.QueryBudgetGiB < 0 || o.QueryBudgetGiB > o.HostGiB:
 		return fmt.Errorf("launch: a query budget of %g GiB is not within the %g GiB of host memory", o.QueryBudgetGiB, o.HostGiB)
+	case s.Backend == record.OrbitKV && o.SSDGiB > 0 && s.SSDFolder == "":
+		return errors.New("launch: an SSD tier needs a folder: name one")
 	case s.LogPath == nil || s.Manager == "" || o.EnginePython == "" || o.Model == "":
 		return errors.New("launch: the engine's Python, the model, the orbitkv program and the place of logs must all be named")
 	}

@@ -207,10 +207,8 @@ func (k *Stack) Manager() string { return k.url(record.PartManager) }
 func (k *Stack) Service() string { return k.url(record.PartLMCache) }
 
 func (k *Stack) url(part string) string {
-	for _, c := range k.children {
-		if c.part == part {
-			return c.url()
-		}
+	if c := k.part(part); c != nil {
+		return c.url()
 	}
 	return ""
 }

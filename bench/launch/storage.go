@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"orbitkv/bench/record"
 )
 
@@ -24,27 +26,34 @@ func StorageOf(use, path string) (record.Storage, error) {
 	if err != nil {
 		return record.Storage{}, fmt.Errorf("launch: is /proc mounted: %w", err)
 	}
-	s, ok := mountOf(string(mounts), whole)
+	m, ok := mountOf(string(mounts), whole)
 	if !ok {
 		return record.Storage{}, fmt.Errorf("launch: /proc/self/mountinfo names no mount that holds %s", whole)
 	}
-	s.Use, s.Path, s.Direct = use, path, "not used"
-	return s, nil
+	return record.Storage{Use: use, Path: path, Mount: m.point, Filesystem: m.filesystem, Device: m.source, Direct: "not used"}, nil
+}
+
+// mount is one line of mountinfo.
+type mount struct{ point, filesystem, source, options, number string }
+
+// facts are what findmnt tells of it.
+func (m mount) facts() record.Mount {
+	return record.Mount{Target: m.point, Source: m.source, FSType: m.filesystem, Options: m.options}
 }
 
 // mountOf finds the mount that holds a path: the longest mount point above it, and of equal ones the last, which covers the others.
-func mountOf(mountinfo, path string) (found record.Storage, ok bool) {
+func mountOf(mountinfo, path string) (found mount, ok bool) {
 	for line := range strings.Lines(mountinfo) {
 		before, after, both := strings.Cut(strings.TrimSpace(line), " - ")
 		fields, source := strings.Fields(before), strings.Fields(after)
-		if !both || len(fields) < 5 || len(source) < 2 {
+		if !both || len(fields) < 6 || len(source) < 2 {
 			continue
 		}
 		point := unescape(fields[4])
-		if !below(path, point) || len(point) < len(found.Mount) {
+		if !below(path, point) || len(point) < len(found.point) {
 			continue
 		}
-		found, ok = record.Storage{Mount: point, Filesystem: source[0], Device: unescape(source[1])}, true
+		found, ok = mount{point, source[0], unescape(source[1]), fields[5], fields[2]}, true
 	}
 	return found, ok
 }
@@ -67,4 +76,13 @@ func unescape(text string) string {
 		out.WriteByte(text[i])
 	}
 	return out.String()
+}
+
+// DiskFree returns how many bytes the file system of a path can still give to this user.
+func DiskFree(path string) (uint64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return 0, fmt.Errorf("launch: what is free in %s: %w", path, err)
+	}
+	return fs.Bavail * uint64(fs.Bsize), nil
 }

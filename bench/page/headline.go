@@ -30,6 +30,9 @@ func headline(run *record.Run, s *report.Summary) section {
 		}
 		out.Parts = append(out.Parts, part{Title: "Throughput", Text: rates, Table: rateTable(s.Windows)}, part{Title: "Latency under load", Text: latencies, Table: windowLatencyTable(s.Windows)})
 	}
+	if tiered := s.Tiered(); len(tiered) > 0 {
+		out.Parts = append(out.Parts, part{Title: "Tiers of OrbitKV", Text: tierTexts, Table: tierTable(tiered)})
+	}
 	if len(s.Groups) == 0 {
 		out.Intro = append(out.Intro, "No finished cell has a measured request, so there are no figures.")
 		return out

@@ -38,6 +38,7 @@ const (
 	attributionsFile = "attributions.jsonl"
 	drainsFile       = "drains.jsonl"
 	timelineFile     = "timeline.jsonl"
+	storageFile      = "storage.json"
 	logsFolder       = "logs"
 )
 

@@ -23,6 +23,7 @@ type Run struct {
 	Attributions []Attribution
 	Drains       []Drain
 	Timeline     []map[string]any
+	Volumes      []Volume // that SSD tiers wrote to
 	Notes        []string // what a reader must know of the files themselves
 
 	finishedBy map[string]int // attempt by cell
@@ -36,6 +37,9 @@ func Load(path string) (*Run, error) {
 		return nil, err
 	}
 	r := &Run{Path: path, Manifest: manifest}
+	if r.Volumes, err = readVolumes(path); err != nil {
+		return nil, err
+	}
 	for _, file := range r.files() {
 		torn, err := file.read(path)
 		if err != nil {
@@ -203,20 +207,12 @@ func (t *tear) mend(path string) error {
 func readManifest(folder string) (Manifest, error) {
 	var m Manifest
 	path := filepath.Join(folder, manifestFile)
-	file, err := openPlain(path)
+	text, err := readBounded(path, ManifestBytesMax)
 	if errors.Is(err, fs.ErrNotExist) {
 		return m, fmt.Errorf("%s is not an output directory of a measurement: it has no %s", folder, manifestFile)
 	}
 	if err != nil {
 		return m, fmt.Errorf("reading a manifest: %w", err)
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, ManifestBytesMax+1))
-	switch {
-	case err != nil:
-		return m, fmt.Errorf("reading a manifest: %w", err)
-	case len(text) > ManifestBytesMax:
-		return m, fmt.Errorf("%s is larger than %d bytes", path, ManifestBytesMax)
 	}
 	if err := json.Unmarshal(text, &m); err != nil {
 		return m, fmt.Errorf("%s is damaged: %w: take the folder from a copy, or begin a new run", path, err)
@@ -225,4 +221,18 @@ func readManifest(folder string) (Manifest, error) {
 		return m, fmt.Errorf("%s has format %d, this version reads format %d; use the orbitkv that wrote it (version %s)", path, m.Format, Format, m.Version)
 	}
 	return m, nil
+}
+
+// readBounded reads a whole ordinary file of at most so many bytes.
+func readBounded(path string, most int) ([]byte, error) {
+	file, err := openPlain(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, int64(most)+1))
+	if err == nil && len(text) > most {
+		err = fmt.Errorf("%s is larger than %d bytes", path, most)
+	}
+	return text, err
 }

@@ -7,37 +7,49 @@ const Format = 1
 
 // Options are what a run was asked for; equal options and equal seed give equal prompts in equal order.
 type Options struct {
-	Engine          string   `json:"engine"`   // vllm or sglang
-	Backends        []string `json:"backends"` // in the order of the first pass
-	CPUConnector    string   `json:"cpu_connector"`
-	Model           string   `json:"model"`
-	Device          string   `json:"device"` // cpu or cuda
-	Workload        string   `json:"workload"`
-	Lengths         []int    `json:"lengths"`           // prompt tokens
-	PartialPercents []int    `json:"partial_percents"`  // percent of a prompt that was seen before, of the partial workload
-	GPUTokens       int      `json:"gpu_tokens"`        // tokens that fit in device memory
-	PressureTokens  int      `json:"pressure_tokens"`   // of one pressure request
-	PressureCount   int      `json:"pressure_requests"` // pressure requests after each prompt
-	OutputTokens    int      `json:"output_tokens"`
-	PageSize        int      `json:"page_size"`      // tokens; vLLM's block size
-	PrefillTokens   int      `json:"prefill_tokens"` // of one engine step
-	HostGiB         float64  `json:"host_gib"`
-	QueryBudgetGiB  float64  `json:"query_budget_gib,omitempty"`
-	TransferBackend string   `json:"orbitkv_transfer_backend,omitempty"`
-	TraceTransfers  bool     `json:"trace_transfers"`
-	Concurrencies   []int    `json:"concurrencies"`
-	DurationSeconds int      `json:"duration_seconds"` // of admission
-	MaxRequests     int      `json:"max_requests"`
-	WorkingSet      int      `json:"working_set"` // prefixes
-	ReuseRatio      float64  `json:"reuse_ratio"`
-	SLOTTFTms       float64  `json:"slo_ttft_ms,omitempty"`
-	SLOTPOTms       float64  `json:"slo_tpot_ms,omitempty"`
-	Repeats         int      `json:"repeats"` // independent prefixes of each length
-	Seed            int64    `json:"seed"`
-	Order           string   `json:"order"` // forward, reversed or pairs
-	SettleSeconds   float64  `json:"settle_seconds"`
-	EnginePython    string   `json:"engine_python"`
-	EngineArguments []string `json:"engine_arguments,omitempty"`
+	Engine           string   `json:"engine"`   // vllm or sglang
+	Backends         []string `json:"backends"` // in the order of the first pass
+	CPUConnector     string   `json:"cpu_connector"`
+	Model            string   `json:"model"`
+	Device           string   `json:"device"` // cpu or cuda
+	Workload         string   `json:"workload"`
+	Lengths          []int    `json:"lengths"`           // prompt tokens
+	PartialPercents  []int    `json:"partial_percents"`  // percent of a prompt that was seen before, of the partial workload
+	GPUTokens        int      `json:"gpu_tokens"`        // tokens that fit in device memory
+	PressureTokens   int      `json:"pressure_tokens"`   // of one pressure request
+	PressureCount    int      `json:"pressure_requests"` // pressure requests after each prompt
+	OutputTokens     int      `json:"output_tokens"`
+	PageSize         int      `json:"page_size"`      // tokens; vLLM's block size
+	PrefillTokens    int      `json:"prefill_tokens"` // of one engine step
+	HostGiB          float64  `json:"host_gib"`
+	QueryBudgetGiB   float64  `json:"query_budget_gib,omitempty"`
+	SSDGiB           float64  `json:"ssd_gib,omitempty"`                 // of OrbitKV's SSD tier; 0 is none
+	SSDWritePolicy   string   `json:"ssd_write_policy,omitempty"`        // all or reuse; empty is the Manager's own, and so for those that follow
+	ProtectedPercent int      `json:"cache_protected_percent,omitempty"` // of the pool
+	ReadBatchMiB     int      `json:"read_batch_mib,omitempty"`          // of unfinished SSD reads that a query may have
+	StopPolicy       string   `json:"stop_policy,omitempty"`             // wait_complete, best_effort or timeout
+	ReadTimeoutMs    int      `json:"read_timeout_ms,omitempty"`         // of the policy timeout
+	TransferBackend  string   `json:"orbitkv_transfer_backend,omitempty"`
+	TraceTransfers   bool     `json:"trace_transfers"`
+	Concurrencies    []int    `json:"concurrencies"`
+	DurationSeconds  int      `json:"duration_seconds"` // of admission
+	MaxRequests      int      `json:"max_requests"`
+	WorkingSet       int      `json:"working_set"` // prefixes
+	ReuseRatio       float64  `json:"reuse_ratio"`
+	SLOTTFTms        float64  `json:"slo_ttft_ms,omitempty"`
+	SLOTPOTms        float64  `json:"slo_tpot_ms,omitempty"`
+	Repeats          int      `json:"repeats"` // independent prefixes of each length
+	Seed             int64    `json:"seed"`
+	Order            string   `json:"order"` // forward, reversed or pairs
+	SettleSeconds    float64  `json:"settle_seconds"`
+	EnginePython     string   `json:"engine_python"`
+	EngineArguments  []string `json:"engine_arguments,omitempty"`
+}
+
+// Evicts says whether the prompts of a backend are also asked for after host memory was emptied: with an SSD tier OrbitKV's are. The engine alone has no host
+// memory to lose, and its rows are what the same requests cost without a cache. The memory of other backends cannot be emptied from outside.
+func (o *Options) Evicts(backend string) bool {
+	return o.SSDGiB > 0 && (backend == OrbitKV || backend == Native) && (o.Workload == WorkloadLatency || o.Workload == WorkloadConcurrent)
 }
 
 // Manifest is manifest.json: what was run, on what, by which command.

@@ -12,10 +12,12 @@ const (
 	HBMHit        Phase = "hbm_hit"        // the same prompt again, its KV still in device memory
 	Pressure      Phase = "pressure"       // disjoint prompts that push everything out of device memory
 	AfterPressure Phase = "after_pressure" // the prompt again, after pressure
-	Partial       Phase = "partial"        // a prompt whose first part was seen and whose rest is new, after pressure
-	Prepare       Phase = "prepare"        // the working set of a sustained window, stored once before it
-	Sustained     Phase = "sustained"      // a request inside a sustained window
-	Control       Phase = "control"        // a prompt repeated on the engine without an external cache, to attribute a difference
+	// AfterHostEviction is the prompt again after more pressure and after the Manager emptied its memory: what comes from outside comes from the SSD.
+	AfterHostEviction Phase = "after_host_eviction"
+	Partial           Phase = "partial"   // a prompt whose first part was seen and whose rest is new, after pressure
+	Prepare           Phase = "prepare"   // the working set of a sustained window, stored once before it
+	Sustained         Phase = "sustained" // a request inside a sustained window
+	Control           Phase = "control"   // a prompt repeated on the engine without an external cache, to attribute a difference
 )
 
 // Source is where the KV of a request's prompt came from.
@@ -103,6 +105,29 @@ type Evidence struct {
 	LoadBytes      float64            `json:"load_bytes"`      // that the cache service says were restored meanwhile
 	Deltas         map[string]float64 `json:"deltas,omitempty"`
 	Shared         bool               `json:"shared,omitempty"` // the counters cover a burst: no single request owns them
+	Tiers          *Tiers             `json:"tiers,omitempty"`  // nil where the backend is not OrbitKV
+}
+
+// Tiers is what the tiers of OrbitKV's Manager did meanwhile. A page counts where a look-up found it: a decision, not a transfer.
+type Tiers struct {
+	AskedPages    float64  `json:"asked_pages"` // that look-ups asked for: the four below together
+	RAMPages      float64  `json:"ram_pages"`
+	RemotePages   float64  `json:"remote_pages"`
+	SSDPages      float64  `json:"ssd_pages"`
+	MissPages     float64  `json:"miss_pages"`
+	RestoredBytes float64  `json:"restored_bytes"` // that engines told of
+	SSDReadBytes  float64  `json:"ssd_read_bytes"`
+	SSDWriteBytes float64  `json:"ssd_write_bytes"`
+	SSDReads      []Bucket `json:"ssd_reads,omitempty"` // pages that were read, by how long each took, the shortest first
+}
+
+// Found returns the pages of all tiers and the misses: as many as were asked for, unless something counts wrongly.
+func (t *Tiers) Found() float64 { return t.RAMPages + t.RemotePages + t.SSDPages + t.MissPages }
+
+// Bucket counts what took longer than the bucket before it allows and no longer than this one does.
+type Bucket struct {
+	UpToMs float64 `json:"up_to_ms,omitempty"` // 0: longer than every other bucket
+	N      float64 `json:"n"`
 }
 
 // Window is a span of several requests with the counters around it.
@@ -120,6 +145,7 @@ type Window struct {
 	Peak         map[string]float64 `json:"peak"` // largest seen by the monitor: a lower bound
 	PeakSamples  int                `json:"peak_samples"`
 	Started      time.Time          `json:"started"`
+	Tiers        *Tiers             `json:"tiers,omitempty"` // between Before and After; nil where the backend is not OrbitKV
 }
 
 // Finished says that a cell has every row it will have.

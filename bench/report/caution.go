@@ -19,7 +19,7 @@ const (
 
 // cautions lists what makes the figures say less than they seem to.
 func cautions(s *Summary) []string {
-	return append(coldCautions(s.Paired), fewCautions(s)...)
+	return slices.Concat(coldCautions(s.Paired), fewCautions(s), tierCautions(s))
 }
 
 // coldApart says whether two backends took another time for prompts that nobody had seen.
@@ -115,23 +115,29 @@ func fewCautions(s *Summary) []string {
 }
 
 // outcomes say of each backend what its restores came to beside native, which computes again: at the longest length that both have, and of a partial
-// prompt where most was seen before.
+// prompt where most was seen before. What comes from the SSD has a sentence of its own.
 func outcomes(s *Summary) []string {
 	var all []string
 	for _, c := range s.Coverage {
-		var longest *Pairing
-		for i := range s.Paired {
-			p := &s.Paired[i]
-			ours := p.A.Backend == native && p.B.Backend == c.Backend || p.B.Backend == native && p.A.Backend == c.Backend
-			if ours && p.N > 0 && (p.Phase == record.AfterPressure || p.Phase == record.Partial) && (longest == nil || p.Length >= longest.Length) {
-				longest = p
+		for _, phases := range [][]record.Phase{{record.AfterPressure, record.Partial}, {record.AfterHostEviction}} {
+			if longest := longestWithNative(s.Paired, c.Backend, phases); longest != nil {
+				all = append(all, longest.outcome(s.Paired))
 			}
-		}
-		if longest != nil {
-			all = append(all, longest.outcome(s.Paired))
 		}
 	}
 	return all
+}
+
+// longestWithNative returns the last pairing of a backend with native, in one of some phases, that has the longest prompts; nil without one.
+func longestWithNative(pairings []Pairing, backend string, phases []record.Phase) (longest *Pairing) {
+	for i := range pairings {
+		p := &pairings[i]
+		ours := p.A.Backend == native && p.B.Backend == backend || p.B.Backend == native && p.A.Backend == backend
+		if ours && p.N > 0 && slices.Contains(phases, p.Phase) && (longest == nil || p.Length >= longest.Length) {
+			longest = p
+		}
+	}
+	return longest
 }
 
 // outcome is the sentence of one pairing with native. It takes back what the cold rows of the same two do not allow to say.

@@ -205,6 +205,9 @@ func checkCell(f *faults, run *record.Run, place record.Place, samples []*record
 	switch place.Workload {
 	case latency:
 		phases = []record.Phase{record.Cold, record.HBMHit, record.AfterPressure}
+		if run.Manifest.Options.Evicts(place.Backend) {
+			phases = append(phases, record.AfterHostEviction)
+		}
 	case partial:
 		phases = []record.Phase{record.Cold, record.Partial}
 	default:
@@ -216,7 +219,7 @@ func checkCell(f *faults, run *record.Run, place record.Place, samples []*record
 		}
 	}
 	for _, s := range samples {
-		if s.Phase != record.HBMHit && s.Phase != record.AfterPressure || s.Error != "" {
+		if !slices.Contains([]record.Phase{record.HBMHit, record.AfterPressure, record.AfterHostEviction}, s.Phase) || s.Error != "" {
 			continue
 		}
 		cold := seen[prompt{record.Cold, s.Length, s.PromptIndex}]

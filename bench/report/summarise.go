@@ -154,7 +154,7 @@ func KeyOf(s *record.Sample) Key {
 }
 
 // phaseOrder is the order in which phases are shown.
-var phaseOrder = []record.Phase{record.Cold, record.HBMHit, record.Partial, record.AfterPressure, record.Sustained}
+var phaseOrder = []record.Phase{record.Cold, record.HBMHit, record.Partial, record.AfterPressure, record.AfterHostEviction, record.Sustained}
 
 // compareKeys orders groups so that the backends of one state stand together.
 func compareKeys(a, b Key, backends []string) int {
@@ -175,7 +175,7 @@ func expected(k Key) []record.Source {
 		return []record.Source{record.Miss}
 	case record.HBMHit:
 		return []record.Source{record.FromHBM}
-	case record.AfterPressure, record.Partial:
+	case record.AfterPressure, record.AfterHostEviction, record.Partial:
 		if k.Backend == native {
 			return []record.Source{record.Miss}
 		}
@@ -194,7 +194,7 @@ func groups(samples []*record.Sample, backends []string, verdicts map[string]*re
 		whole := withoutFailed(members)
 		g := Group{
 			Key: key, N: len(members), Failed: len(members) - len(whole), Expected: expected(key),
-			Sources: sources(whole), Rows: []Row{}, Outputs: outputs(whole, verdicts),
+			Sources: sources(whole), Rows: []Row{}, Outputs: outputs(whole, verdicts), Tiers: tiersOf(ownTiers(whole)),
 		}
 		for _, source := range g.Sources {
 			if g.Expected != nil && !slices.Contains(g.Expected, source.Source) {

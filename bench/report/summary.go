@@ -114,6 +114,22 @@ type Group struct {
 	Sources    []SourceCount   `json:"sources"`            // of whole answers
 	Rows       []Row           `json:"rows"`
 	Outputs    Outputs         `json:"outputs"`
+	Tiers      *Tiers          `json:"tiers,omitempty"` // of the samples that have counters of their own; nil where the backend is not OrbitKV
+}
+
+// Tiers is what the tiers of OrbitKV's Manager did for some samples or in a window. A page counts where a look-up found it: a decision, not a transfer.
+type Tiers struct {
+	AskedPages       float64 `json:"asked_pages"` // that look-ups asked for: the four below together
+	RAMPages         float64 `json:"ram_pages"`
+	RemotePages      float64 `json:"remote_pages"`
+	SSDPages         float64 `json:"ssd_pages"`
+	MissPages        float64 `json:"miss_pages"`
+	SumSSDReadBytes  float64 `json:"sum_ssd_read_bytes"`
+	SumSSDWriteBytes float64 `json:"sum_ssd_write_bytes"`
+	// SSDPrefetchP50 is what half of the pages that were read took at most, queueing included: the bound of the histogram's bucket in which the median lies.
+	SSDPrefetchP50 *float64 `json:"ssd_prefetch_p50_ms,omitempty"`
+	// SSDReadsWithoutRestore counts samples, or spans of a window, for which the SSD was read and nothing was restored.
+	SSDReadsWithoutRestore int `json:"ssd_reads_without_restore"`
 }
 
 // Row is the samples of a group that came from one source.
@@ -238,6 +254,7 @@ type Window struct {
 	Gauges           []Gauge       `json:"gauges"` // by name
 	PeakSamples      int           `json:"peak_samples"`
 	Outputs          Outputs       `json:"outputs"`
+	Tiers            *Tiers        `json:"tiers,omitempty"` // nil where the backend is not OrbitKV
 }
 
 // Drain is a record.Drain that says what came out only where something was looked at.

@@ -22,6 +22,7 @@ func WriteTables(w io.Writer, s *Summary) error {
 		t.link("link", s.Link)
 	}
 	t.windowTable(s)
+	t.tierTable(s)
 	t.gauges(s)
 	t.agreementTable(s.Agreements)
 	t.differing(s)

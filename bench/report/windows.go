@@ -51,7 +51,9 @@ func sum(parts []*record.Window) Window {
 		Pass: first.Pass, Cell: first.Cell, Spans: len(parts),
 	}
 	peaks := map[string]float64{}
+	var tiers []*record.Tiers
 	for _, part := range parts {
+		tiers = append(tiers, part.Tiers)
 		w.Requests += part.Requests
 		w.Failed += part.Failed
 		w.AdmitSeconds += part.AdmitSeconds
@@ -67,20 +69,21 @@ func sum(parts []*record.Window) Window {
 			}
 		}
 	}
-	w.Gauges = []Gauge{}
+	w.Gauges, w.Tiers = []Gauge{}, tiersOf(tiers)
 	for _, name := range gaugesOf(first.Before, last.After, peaks) {
 		w.Gauges = append(w.Gauges, Gauge{name, value(first.Before, name), value(last.After, name), value(peaks, name)})
 	}
 	return w
 }
 
-// gaugesOf returns the names of everything that was seen and is no counter, in order: a backend without a monitor has no peak of anything. Counters are
-// told by Prometheus' rule for their names.
+// gaugesOf returns the names of everything that was seen and is no counter, in order: a backend without a monitor has no peak of anything. Counters and the
+// parts of histograms are told by Prometheus' rules for their names.
 func gaugesOf(looks ...map[string]float64) []string {
 	names := map[string]bool{}
 	for _, look := range looks {
 		for name := range look {
-			if metric, _, _ := strings.Cut(name, "{"); !strings.HasSuffix(metric, "_total") {
+			metric, _, _ := strings.Cut(name, "{")
+			if !slices.ContainsFunc([]string{"_total", "_bucket", "_count"}, func(end string) bool { return strings.HasSuffix(metric, end) }) {
 				names[name] = true
 			}
 		}

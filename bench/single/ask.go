@@ -31,6 +31,12 @@ const (
 	FlagReuseRatio    = "reuse-ratio"
 	FlagRepeats       = "repeats"
 	FlagHostGiB       = "host-gib"
+	FlagSSDGiB        = "ssd-gib"
+	FlagWritePolicy   = "ssd-write-policy"
+	FlagProtected     = "cache-protected-percent"
+	FlagReadBatch     = "read-batch-mib"
+	FlagStopPolicy    = "stop-policy"
+	FlagReadTimeout   = "read-timeout-ms"
 	FlagSLOTTFT       = "slo-ttft-ms"
 	FlagSLOTPOT       = "slo-tpot-ms"
 	FlagOutput        = "output"
@@ -54,6 +60,9 @@ const (
 	lengthMin       = 64
 	gpuTokensMax    = 1 << 26
 	hostGiBMax      = 1 << 20 // a pebibyte
+	protectedMax    = 90      // percent
+	readBatchMax    = 1 << 20 // MiB
+	readTimeoutMax  = 600_000 // ms
 	errorMax        = 4 << 10 // bytes of why an answer is not whole
 	settleMax       = 60.0    // seconds
 	hoursMax        = 24      // of a window of admission
@@ -67,10 +76,9 @@ var partialPercents = []int{25, 50, 75}
 // Ask is what a caller wants measured. Zero fields are not defaults: Defaults makes one that has them.
 type Ask struct {
 	record.Options
-	Output      string // folder of the run
-	Resume      bool   // go on with the run in Output
-	PartSeconds int    // end before this many seconds at a cell's boundary; 0 is no limit
-	SSDGiB      float64
+	Output      string          // folder of the run
+	Resume      bool            // go on with the run in Output
+	PartSeconds int             // end before this many seconds at a cell's boundary; 0 is no limit
 	QueueWarmup string          // on or off
 	Written     map[string]bool // names of the flags that the caller wrote, as opposed to defaults
 }

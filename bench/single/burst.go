@@ -20,7 +20,7 @@ const (
 	stopFailure = "failure"
 )
 
-// concurrent measures bursts of one pattern: new prompts, and the same ones after pressure.
+// concurrent measures bursts of one pattern: new prompts, and the same ones again.
 func (s *stage) concurrent(ctx context.Context, place record.Place) error {
 	for repeat := range s.ask.Repeats {
 		for _, shape := range s.shapes(place.Variant) {
@@ -31,7 +31,7 @@ func (s *stage) concurrent(ctx context.Context, place record.Place) error {
 				queries[i] = query{place: at, measured: true, prompt: repeat*place.Concurrency + i, output: s.ask.OutputTokens}
 				queries[i].tokens = s.prompts.draw(at.Length, concurrentName(at, queries[i].prompt))
 			}
-			if err := s.bothStates(ctx, place, concurrentName(queries[0].place, queries[0].prompt), queries); err != nil {
+			if err := s.everyState(ctx, place, concurrentName(queries[0].place, queries[0].prompt), queries); err != nil {
 				return err
 			}
 		}
@@ -59,8 +59,8 @@ func (s *stage) shapes(pattern string) []func(request int) int {
 	return all
 }
 
-// bothStates sends a burst of new prompts, pressure, and the burst again.
-func (s *stage) bothStates(ctx context.Context, place record.Place, name string, queries []query) error {
+// everyState sends a burst of new prompts, pressure, and the burst again; where there is an SSD tier, once more after host memory was emptied.
+func (s *stage) everyState(ctx context.Context, place record.Place, name string, queries []query) error {
 	for i := range queries {
 		queries[i].phase = record.Cold
 	}
@@ -71,12 +71,20 @@ func (s *stage) bothStates(ctx context.Context, place record.Place, name string,
 	if err := s.pressure(ctx, place, name); err != nil {
 		return err
 	}
-	for i := range queries {
-		queries[i].phase = record.AfterPressure
-		queries[i].want = text(cold[i])
+	again := func(phase record.Phase) error {
+		for i := range queries {
+			queries[i].phase, queries[i].want = phase, text(cold[i])
+		}
+		_, err := s.burst(ctx, place, queries)
+		return err
 	}
-	_, err = s.burst(ctx, place, queries)
-	return err
+	if err := again(record.AfterPressure); err != nil || !s.ask.Evicts(s.backend) {
+		return err
+	}
+	if err := s.evict(ctx, place, name); err != nil {
+		return err
+	}
+	return again(record.AfterHostEviction)
 }
 
 // outcome is what came of one request of a burst or window.
@@ -170,6 +178,9 @@ func (w *window) close(ctx context.Context, outcomes []outcome) ([]record.Sample
 	w.row.Peak, w.row.PeakSamples = w.peaks()
 	if after, err := w.counters.Read(ctx); err == nil {
 		w.row.After = after.Values
+		if w.before != nil {
+			w.row.Tiers = evidence.TiersOf(*w.before, after)
+		}
 	}
 	ended := error(nil)
 	for i := range outcomes {
@@ -220,7 +231,7 @@ func (w *window) verdicts(outcomes []outcome, ended error, restlessWhy string) [
 		why = restlessWhy
 	}
 	if why == "" {
-		return evidence.ClassifyBurst(w.between(*w.before, *w.settled, load.Answer{}), answers)
+		return evidence.ClassifyBurst(w.between(w.row.Phase, *w.before, *w.settled, load.Answer{}), answers)
 	}
 	all := make([]record.Evidence, len(outcomes))
 	for i := range all {

@@ -3,7 +3,6 @@ package single
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -23,7 +22,7 @@ var backends = []string{record.Native, record.CPU, record.OrbitKV, record.LMCach
 func (a *Ask) Check() error {
 	var all []error
 	for _, check := range []func(*Ask) error{
-		checkEngine, checkBackends, checkSSD, checkWarmup, checkTransfer, checkOrbitKVOnly, checkCPUConnector, checkWorkload, checkPages, checkLengths, checkPressure,
+		checkEngine, checkBackends, checkSSD, checkReads, checkProtected, checkWarmup, checkTransfer, checkOrbitKVOnly, checkCPUConnector, checkWorkload, checkPages, checkLengths, checkPressure,
 		checkRequests, checkEngineArguments, checkConcurrencies, checkWindow, checkMemory, checkRun,
 	} {
 		if err := check(a); err != nil {
@@ -64,18 +63,7 @@ func checkBackends(a *Ask) error {
 	return nil
 }
 
-// The two checks that follow refuse what the Manager of this version cannot do.
-
-func checkSSD(a *Ask) error {
-	if a.SSDGiB < 0 || math.IsNaN(a.SSDGiB) {
-		return fmt.Errorf("--ssd-gib: %g is no capacity: leave the flag out", a.SSDGiB)
-	}
-	if a.SSDGiB > 0 {
-		return errors.New("--ssd-gib: this version of the Manager has no SSD tier, and so no phase in which hits come from it: leave the flag out")
-	}
-	return nil
-}
-
+// checkWarmup refuses what the Manager of this version cannot do.
 func checkWarmup(a *Ask) error {
 	if a.QueueWarmup == "on" {
 		return errors.New("--queue-warmup on: this version of the Manager warms no queued requests: leave the flag out, or say off")
@@ -100,7 +88,7 @@ func checkOrbitKVOnly(a *Ask) error {
 	if slices.Contains(a.Backends, record.OrbitKV) {
 		return nil
 	}
-	for _, name := range []string{FlagQueryBudget, FlagTransfer, FlagTrace} {
+	for _, name := range []string{FlagQueryBudget, FlagTransfer, FlagTrace, FlagSSDGiB, FlagWritePolicy, FlagProtected, FlagReadBatch, FlagStopPolicy, FlagReadTimeout} {
 		if a.Written[name] {
 			return fmt.Errorf("--%s: it is a matter of the backend %s, which is not measured: add it to --%s, or leave the flag out", name, record.OrbitKV, FlagBackend)
 		}
@@ -130,6 +118,7 @@ var workloadOnly = []struct {
 	{FlagWorkingSet, []string{record.WorkloadSustained}},
 	{FlagReuseRatio, []string{record.WorkloadSustained}},
 	{FlagRepeats, []string{record.WorkloadLatency, record.WorkloadPartial, record.WorkloadConcurrent}},
+	{FlagSSDGiB, []string{record.WorkloadLatency, record.WorkloadConcurrent, record.WorkloadSustained}},
 	{FlagSLOTTFT, []string{record.WorkloadConcurrent, record.WorkloadSustained}},
 	{FlagSLOTPOT, []string{record.WorkloadConcurrent, record.WorkloadSustained}},
 }
@@ -339,6 +328,7 @@ func (a *Ask) notes(m record.Model) []string {
 	if device := gibs(a.GPUTokens); device > a.HostGiB {
 		all = append(all, fmt.Sprintf("device memory holds %.2f GiB of KV and the external cache %g: it is the smaller one", device, a.HostGiB))
 	}
+	all = append(all, a.ssdNotes(m)...)
 	if a.Device == launch.OnCPU && slices.Contains(a.Backends, record.OrbitKV) {
 		all = append(all, fmt.Sprintf("on a CPU orbitkv is given ORBITKV_QUERY_WAIT_US=%s, where the product's default is 1000: its look-ups wait for an answer "+
 			"that the default would give up beside a busy model, and their requests would be computed anew", launch.BusyQueryWaitUS))

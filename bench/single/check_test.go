@@ -40,8 +40,30 @@ func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
 		{"every backend on a GPU", func(a *Ask) {
 			a.Device, a.Backends = launch.OnCUDA, []string{"native", "cpu", "orbitkv", "lmcache", "flexkv"}
 		}, nil},
-		{"ssd", func(a *Ask) { a.SSDGiB = 1 }, []string{"--ssd-gib", "no SSD tier", "leave the flag out"}},
+		{"ssd", func(a *Ask) { a.SSDGiB = 1; written(a, FlagSSDGiB) }, nil},
 		{"negative ssd", func(a *Ask) { a.SSDGiB = -1 }, []string{"--ssd-gib", "-1"}},
+		{"empty ssd", func(a *Ask) { written(a, FlagSSDGiB) }, []string{"--ssd-gib", "more than 0"}},
+		{"ssd that is no number", func(a *Ask) { a.SSDGiB = math.NaN() }, []string{"--ssd-gib"}},
+		{"ssd without end", func(a *Ask) { a.SSDGiB = math.Inf(1) }, []string{"--ssd-gib", "at most 1048576"}},
+		{"ssd without orbitkv", func(a *Ask) { a.SSDGiB, a.Backends = 1, []string{"native", "cpu"}; written(a, FlagSSDGiB) }, []string{"--ssd-gib", "backend orbitkv", "not measured"}},
+		{"ssd of partial", func(a *Ask) { a.SSDGiB, a.Workload = 1, record.WorkloadPartial; written(a, FlagSSDGiB) }, []string{"--ssd-gib", "no use for it", "latency or concurrent or sustained"}},
+		{"ssd with everything", func(a *Ask) {
+			a.SSDGiB, a.SSDWritePolicy, a.ProtectedPercent, a.ReadBatchMiB, a.StopPolicy, a.ReadTimeoutMs = 1, "reuse", 90, 16, "timeout", 600_000
+			written(a, FlagSSDGiB, FlagWritePolicy, FlagProtected, FlagReadBatch, FlagStopPolicy, FlagReadTimeout)
+		}, nil},
+		{"write policy", func(a *Ask) { a.SSDGiB, a.SSDWritePolicy = 1, "some" }, []string{"--ssd-write-policy", `"some"`, "all or reuse"}},
+		{"write policy without ssd", func(a *Ask) { a.SSDWritePolicy = "reuse"; written(a, FlagWritePolicy) }, []string{"--ssd-write-policy", "--ssd-gib"}},
+		{"write policy without orbitkv", func(a *Ask) { a.SSDGiB, a.Backends = 1, []string{"native"}; written(a, FlagWritePolicy) }, []string{"--ssd-write-policy", "backend orbitkv"}},
+		{"protection", func(a *Ask) { a.ProtectedPercent = 91 }, []string{"--cache-protected-percent", "0 and 90"}},
+		{"protection of memory alone", func(a *Ask) { a.ProtectedPercent = 20; written(a, FlagProtected) }, nil},
+		{"protection without orbitkv", func(a *Ask) { a.ProtectedPercent, a.Backends = 20, []string{"native"}; written(a, FlagProtected) }, []string{"--cache-protected-percent"}},
+		{"empty read batch", func(a *Ask) { a.SSDGiB = 1; written(a, FlagReadBatch) }, []string{"--read-batch-mib", "between 1"}},
+		{"read batch without ssd", func(a *Ask) { a.ReadBatchMiB = 16; written(a, FlagReadBatch) }, []string{"--read-batch-mib", "--ssd-gib"}},
+		{"stop policy", func(a *Ask) { a.SSDGiB, a.StopPolicy = 1, "never" }, []string{"--stop-policy", `"never"`, "best_effort"}},
+		{"stop policy without ssd", func(a *Ask) { a.StopPolicy = "best_effort"; written(a, FlagStopPolicy) }, []string{"--stop-policy", "--ssd-gib"}},
+		{"stop in no time", func(a *Ask) { a.SSDGiB, a.StopPolicy = 1, "timeout" }, []string{"--stop-policy timeout", "--read-timeout-ms"}},
+		{"a time without its policy", func(a *Ask) { a.SSDGiB, a.ReadTimeoutMs = 1, 5 }, []string{"--read-timeout-ms", "--stop-policy timeout"}},
+		{"a time without end", func(a *Ask) { a.SSDGiB, a.StopPolicy, a.ReadTimeoutMs = 1, "timeout", 600_001 }, []string{"--read-timeout-ms", "600000"}},
 		{"warm-up", func(a *Ask) { a.QueueWarmup = "on" }, []string{"--queue-warmup on", "warms no queued requests"}},
 		{"warm-up word", func(a *Ask) { a.QueueWarmup = "maybe" }, []string{"--queue-warmup", "neither on nor off"}},
 		{"transfer backend", func(a *Ask) { a.TransferBackend = "tape" }, []string{"--orbitkv-transfer-backend", `"tape"`, "name auto or host"}},
@@ -137,7 +159,7 @@ func TestCheckRefusesByNameAndSaysWhatToDo(t *testing.T) {
 
 func TestEveryFaultOfAnAskIsSaidAtOnce(t *testing.T) {
 	ask := sound()
-	ask.Engine, ask.SSDGiB, ask.Repeats, ask.Output = "", 1, 0, ""
+	ask.Engine, ask.SSDGiB, ask.Repeats, ask.Output = "", -1, 0, ""
 	err := ask.Check()
 	says(t, err, "--engine", "--ssd-gib", "--repeats", "--output")
 	if lines := strings.Count(err.Error(), "\n") + 1; lines != 4 {

@@ -30,6 +30,9 @@ const (
 	cancelRun    = "cancel_run"      // whoever runs the measurement ends it
 	holdAnswer   = "hold_the_answer" // the answer never ends
 	restoreTail  = "restore_tail"    // all but the last token is restored, as by the connectors of vLLM
+	stayInMemory = "stay_in_memory"  // the Manager restores from memory what it should have there no more
+	readInVain   = "read_in_vain"    // the Manager reads from the SSD, and the engine computes all the same
+	losePages    = "lose_pages"      // the Manager counts more pages that were asked for than it found or missed
 )
 
 // rule is one line of a script.
@@ -44,23 +47,38 @@ type fakeEngine struct {
 	engine, backend string
 	page, pages     int
 	script          []rule
-	die             func()           // ends the process
-	dead            atomic.Bool      // it answers nothing any more
-	cancel          func()           // ends the measurement
-	restored        func(tokens int) // tells the cache service
+	die             func()       // ends the process
+	dead            atomic.Bool  // it answers nothing any more
+	cancel          func()       // ends the measurement
+	served          func(served) // tells the cache service
+	emptied         func() bool  // the cache service emptied its memory
 
 	mu       sync.Mutex
 	device   []string // keys, the least recently used first
 	external map[string]bool
+	memory   map[string]bool   // those of them that are in the Manager's memory
 	prompts  map[string]string // digest of the prompt by the request's id
 	counts   map[string]float64
 	used     bool // a rule for one request alone
 }
 
+// served is what the cache service did for one request, or for all of them.
+type served struct {
+	Restored       float64 // bytes
+	RAM, SSD, Miss int     // pages, by where a look-up found them
+	Lost           int     // pages that were asked for and are in none of them
+	Read           float64 // bytes of the SSD
+}
+
+func (s *served) add(more served) {
+	s.Restored, s.Read = s.Restored+more.Restored, s.Read+more.Read
+	s.RAM, s.SSD, s.Miss, s.Lost = s.RAM+more.RAM, s.SSD+more.SSD, s.Miss+more.Miss, s.Lost+more.Lost
+}
+
 func newFakeEngine(engine, backend string, page, tokens int, script []rule) *fakeEngine {
 	f := &fakeEngine{
-		engine: engine, backend: backend, page: page, pages: tokens / page, script: script, external: map[string]bool{}, prompts: map[string]string{},
-		counts: map[string]float64{}, die: func() {}, cancel: func() {}, restored: func(int) {},
+		engine: engine, backend: backend, page: page, pages: tokens / page, script: script, external: map[string]bool{}, memory: map[string]bool{},
+		prompts: map[string]string{}, counts: map[string]float64{}, die: func() {}, cancel: func() {}, served: func(served) {}, emptied: func() bool { return false },
 	}
 	f.add(0, 0, 0, 0)
 	return f
@@ -79,27 +97,46 @@ func (f *fakeEngine) keys(tokens []int) []string {
 	return keys
 }
 
+// forget empties the Manager's memory, and returns how many pages that were.
+func (f *fakeEngine) forget() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := len(f.memory)
+	clear(f.memory)
+	return n
+}
+
 // look finds what the caches have of a prompt, and keeps the prompt in both.
-func (f *fakeEngine) look(tokens []int) (device, external int) {
+func (f *fakeEngine) look(tokens []int) (device, external int, found served) {
+	if f.emptied() {
+		clear(f.memory)
+	}
 	keys := f.keys(tokens)
 	reusable := (len(tokens) - 1) / f.page // one token is always computed
 	for device < reusable && slices.Contains(f.device, keys[device]) {
 		device++
 	}
 	for device+external < reusable && f.external[keys[device+external]] {
+		if f.memory[keys[device+external]] {
+			found.RAM++
+		} else {
+			found.SSD++
+		}
 		external++
 	}
+	found.Miss = reusable - device - external
 	for _, key := range slices.Backward(keys) {
 		f.device = slices.DeleteFunc(f.device, func(k string) bool { return k == key })
 		f.device = append(f.device, key)
 		if f.backend != record.Native {
-			f.external[key] = true
+			f.external[key], f.memory[key] = true, true
 		}
 	}
 	if over := len(f.device) - f.pages; over > 0 {
 		f.device = slices.Delete(f.device, 0, over)
 	}
-	return device * f.page, external * f.page
+	found.Read = float64(found.SSD * f.page * tinyBytesPerToken)
+	return device * f.page, external * f.page, found
 }
 
 // does says whether a rule matches a request.
@@ -212,9 +249,16 @@ func (f *fakeEngine) complete(w http.ResponseWriter, r *http.Request, id string,
 func (f *fakeEngine) count(id string, tokens []int, output int) (device, external, cached int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	device, external = f.look(tokens)
-	if f.does(id, restoreTail) {
+	device, external, found := f.look(tokens)
+	switch {
+	case f.does(id, restoreTail):
 		external = len(tokens) - 1 - device
+	case f.does(id, stayInMemory):
+		found.RAM, found.SSD, found.Read = found.RAM+found.SSD, 0, 0
+	case f.does(id, readInVain):
+		external = 0
+	case f.does(id, losePages):
+		found.Lost = 3
 	}
 	f.prompts[id] = strings.Join(f.keys(tokens), "")
 	cached = device + external
@@ -228,7 +272,8 @@ func (f *fakeEngine) count(id string, tokens []int, output int) (device, externa
 	case f.does(id, fallBack):
 		f.add(-1_000_000, output, -100_000, -100_000)
 	default:
-		f.restored(external)
+		found.Restored = float64(external * tinyBytesPerToken)
+		f.served(found)
 		f.add(len(tokens), output, device, external)
 	}
 	return device, external, cached
@@ -309,16 +354,24 @@ var managerGauges = []string{
 	"orbitkv_pool_used_bytes", "orbitkv_cache_resident_bytes",
 }
 
-// managerMetrics writes what a Manager serves that restored so much and still leases so much.
-func managerMetrics(w io.Writer, loaded, leases float64) {
+// managerMetrics writes what a Manager serves that did so much and still leases so much.
+func managerMetrics(w io.Writer, done served, leases float64) {
 	for _, name := range managerGauges {
 		fmt.Fprintf(w, "%s 0\n", name)
 	}
 	for _, name := range []string{
-		"load_failures", "save_bytes", "cache_block_hits", "cache_block_misses", "cache_block_not_mapped", "cache_block_insertions", "cache_block_evictions", "pool_alloc_failures", "busy",
-		"query_budget_waits", "query_budget_bypasses",
+		"load_failures", "save_bytes", "cache_block_not_mapped", "cache_block_insertions", "cache_block_evictions", "pool_alloc_failures", "busy", "query_budget_waits", "query_budget_bypasses",
 	} {
 		fmt.Fprintf(w, "orbitkv_%s_total 0\n", name)
 	}
-	fmt.Fprintf(w, "orbitkv_load_bytes_total %g\norbitkv_leases %g\n", loaded, leases)
+	fmt.Fprintf(w, "orbitkv_load_bytes_total %g\norbitkv_leases %g\n", done.Restored, leases)
+	fmt.Fprintf(w, "orbitkv_cache_block_hits_total %d\norbitkv_cache_block_misses_total %d\n", done.RAM+done.SSD, done.Miss+done.Lost)
+	for tier, pages := range map[string]int{"ram": done.RAM, "ssd": done.SSD, "miss": done.Miss} {
+		fmt.Fprintf(w, "orbitkv_cache_tier_block_requests_total{tier=%q} %d\n", tier, pages)
+	}
+	fmt.Fprintf(w, "orbitkv_ssd_prefetch_bytes_total %g\n# TYPE orbitkv_ssd_prefetch_duration_seconds histogram\n", done.Read)
+	for _, bound := range []string{"0.004", "+Inf"} { // each page took between 1 and 4 ms
+		fmt.Fprintf(w, "orbitkv_ssd_prefetch_duration_seconds_bucket{le=%q} %d\n", bound, done.SSD)
+	}
+	fmt.Fprintf(w, "orbitkv_ssd_prefetch_duration_seconds_bucket{le=\"0.001\"} 0\norbitkv_ssd_prefetch_duration_seconds_sum 0\norbitkv_ssd_prefetch_duration_seconds_count %d\n", done.SSD)
 }

@@ -36,6 +36,10 @@ type Stack interface {
 	Service() string
 	Died() <-chan string
 	StopWithin(limit time.Duration) error
+	// Volume tells what the SSD tier writes to, and how its file is open.
+	Volume() (record.Volume, error)
+	// CleanMemory empties the memory of OrbitKV's Manager, and says how many pages left and how many of them are still leased.
+	CleanMemory(ctx context.Context) (evicted, leased int, err error)
 }
 
 // Host is everything outside of this package that a run uses.
@@ -47,9 +51,10 @@ type Host struct {
 	Machine  func(ctx context.Context) record.Machine
 	Model    func(path string) (record.Model, error)
 	Storage  func(use, path string) (record.Storage, error)
-	Memory   func() (doctor.Allowance, error) // that is free now
-	Program  string                           // path of the orbitkv program
-	Version  string                           // of it
+	Memory   func() (doctor.Allowance, error)  // that is free now
+	DiskFree func(path string) (uint64, error) // bytes that the file system of a path can still give
+	Program  string                            // path of the orbitkv program
+	Version  string                            // of it
 	Now      func() time.Time
 }
 
@@ -71,8 +76,9 @@ func ThisHost(program, version string) Host {
 			return launch.RunProbe(ctx, program, python, device)
 		},
 		Machine: launch.Machine, Model: launch.ReadModel, Storage: launch.StorageOf,
-		Memory:  func() (doctor.Allowance, error) { return doctor.FreeMemory(os.DirFS("/")) },
-		Program: program, Version: version, Now: time.Now,
+		Memory:   func() (doctor.Allowance, error) { return doctor.FreeMemory(os.DirFS("/")) },
+		DiskFree: launch.DiskFree,
+		Program:  program, Version: version, Now: time.Now,
 	}
 }
 

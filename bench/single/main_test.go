@@ -3,17 +3,20 @@ package single
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"orbitkv/bench/launch"
 	"orbitkv/bench/record"
@@ -88,21 +91,46 @@ func numberOf(arguments []string, name string) int {
 	return n
 }
 
-// serveManager is a Cache Manager that counts what the engine on its socket restored.
+// serveManager is a Cache Manager that counts what the engine on its socket tells of, and empties its memory by telling that engine.
 func serveManager(arguments []string) error {
-	loaded := loadedPath(flagOf(arguments, "--socket"))
+	socket := flagOf(arguments, "--socket")
+	if err := errors.Join(openPayload(flagOf(arguments, "--ssd-cache-path")), os.WriteFile(socket+".token", []byte("secret"), 0o600)); err != nil {
+		return err
+	}
 	return http.ListenAndServe(flagOf(arguments, "--http-addr"), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/status" {
+		switch r.URL.Path {
+		case "/status":
 			fmt.Fprint(w, `{"pool": {"configured_bytes": 1, "populated_bytes": 1}}`)
-			return
+		case "/cache/memory/cleanup":
+			if err := os.WriteFile(emptiedPath(socket), nil, 0o600); err != nil || r.Header.Get("Authorization") != "Bearer secret" {
+				http.Error(w, "refused", http.StatusUnauthorized)
+				return
+			}
+			fmt.Fprint(w, `{"evicted_blocks": 1, "still_referenced_blocks": 0}`)
+		default:
+			var done served
+			text, _ := os.ReadFile(servedPath(socket)) // absent before the first request
+			_ = json.Unmarshal(text, &done)
+			managerMetrics(w, done, 0)
 		}
-		text, _ := os.ReadFile(loaded) // absent before the first restore
-		bytes, _ := strconv.ParseFloat(string(text), 64)
-		managerMetrics(w, bytes, 0)
 	}))
 }
 
-func loadedPath(socket string) string { return socket + ".loaded" }
+// openPayload makes the file of an SSD tier and keeps it open around the page cache.
+func openPayload(folder string) error {
+	if folder == "" {
+		return nil
+	}
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	_, err := unix.Open(filepath.Join(folder, "payload"), unix.O_RDWR|unix.O_CREAT|unix.O_DIRECT, 0o600)
+	return err
+}
+
+func servedPath(socket string) string { return socket + ".served" }
+
+func emptiedPath(socket string) string { return socket + ".emptied" }
 
 // serveEngine is a fake engine with the command line of a real one.
 func serveEngine(arguments []string) error {
@@ -123,21 +151,27 @@ func serveEngine(arguments []string) error {
 	}
 	f := newFakeEngine(engine, backend, page, tokens, rules)
 	f.die = func() { os.Exit(3) }
-	var mu sync.Mutex
-	restored := 0
-	f.restored = func(tokens int) {
-		mu.Lock()
-		defer mu.Unlock()
-		restored += tokens * tinyBytesPerToken
-		if backend == record.Native || tokens == 0 {
-			return
-		}
-		if err := os.WriteFile(loadedPath(socket), []byte(strconv.Itoa(restored)), 0o600); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
-		if os.Getenv("ORBITKV_TRACE_TRANSFERS") == "1" {
-			fmt.Fprintf(os.Stderr, `cache_timeline {"stage":"gpu_ready","request_id":"r","engine":%q,"pid":%d,"monotonic_ns":9007199254740993}`+"\n", engine, os.Getpid())
-		}
+	if backend == record.OrbitKV {
+		tellManager(f, socket)
 	}
 	return http.ListenAndServe("127.0.0.1:"+flagOf(arguments, "--port"), f)
+}
+
+// tellManager has a fake engine write what its Manager did for it to a file beside the socket, and learn from another one that the Manager's memory was emptied.
+func tellManager(f *fakeEngine, socket string) {
+	var done served // only one request is counted at a time
+	f.served = func(more served) {
+		done.add(more)
+		text, err := json.Marshal(done)
+		if err == nil {
+			err = os.WriteFile(servedPath(socket)+".new", text, 0o600)
+		}
+		if err = errors.Join(err, os.Rename(servedPath(socket)+".new", servedPath(socket))); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		if more.Restored > 0 && os.Getenv("ORBITKV_TRACE_TRANSFERS") == "1" {
+			fmt.Fprintf(os.Stderr, `cache_timeline {"stage":"gpu_ready","request_id":"r","engine":%q,"pid":%d,"monotonic_ns":9007199254740993}`+"\n", f.engine, os.Getpid())
+		}
+	}
+	f.emptied = func() bool { return os.Remove(emptiedPath(socket)) == nil }
 }

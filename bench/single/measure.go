@@ -166,6 +166,9 @@ func prepare(ctx context.Context, ask Ask, host Host, command []string, p *progr
 	if err := ask.checkHostMemory(host.Memory); err != nil {
 		return nil, err
 	}
+	if err := ask.checkDisk(host.DiskFree); err != nil {
+		return nil, err
+	}
 	model, err := host.Model(ask.Model)
 	if err != nil {
 		return nil, err
@@ -220,21 +223,15 @@ func (r *run) takeUp() error {
 		if err != nil {
 			return err
 		}
-		err = r.dir.Update(func(m *record.Manifest) {
-			for i := range m.Storage {
-				if m.Storage[i].Use == use {
-					m.Storage[i] = storage
-					return
-				}
-			}
-			m.Storage = append(m.Storage, storage)
-		})
-		if err != nil {
+		if err := r.keepStorage(storage); err != nil {
 			return err
 		}
 	}
 	if !r.ask.Resume {
 		return nil
+	}
+	if err := r.tidyTiers(); err != nil {
+		return err
 	}
 	kept, err := record.Load(r.dir.Path())
 	if err != nil {
@@ -253,6 +250,19 @@ func (r *run) takeUp() error {
 		}
 	}
 	return nil
+}
+
+// keepStorage keeps where something lies, in the place of what an earlier start said of it.
+func (r *run) keepStorage(storage record.Storage) error {
+	return r.dir.Update(func(m *record.Manifest) {
+		for i := range m.Storage {
+			if m.Storage[i].Use == storage.Use {
+				m.Storage[i] = storage
+				return
+			}
+		}
+		m.Storage = append(m.Storage, storage)
+	})
 }
 
 // findPython makes the path of the engine's Python one that does not depend on the current folder.

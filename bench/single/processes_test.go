@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -126,6 +127,44 @@ func TestTheWholeToolWithItsProcesses(t *testing.T) {
 				t.Errorf("the table for people is %q", p.stdout.String())
 			}
 		})
+	}
+}
+
+// TestTheWholeToolWithAnSSD has a Manager in a process of its own whose descriptors the kernel tells of, and whose memory is emptied by its verb. The first attempt
+// is killed with the tier's folder in place.
+func TestTheWholeToolWithAnSSD(t *testing.T) {
+	t.Parallel()
+	ask := inProcesses(t, record.VLLM)
+	if err := openPayload(t.TempDir()); err != nil {
+		t.Skipf("no file here can be opened around the page cache: %v", err)
+	}
+	ask.SSDGiB, ask.SSDWritePolicy, ask.Backends = 1, "reuse", []string{record.OrbitKV}
+	p := measureInProcess(t, ask, rule{"orbitkv-p0-latency-256-0-after_host_eviction-a1", holdAnswer})
+	p.until(t, "orbitkv/p0/latency/256/0 after_pressure")
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.end(t, ask); err == nil {
+		t.Fatal("a killed measurement ended well")
+	}
+	ask.Resume = true
+	again := measureInProcess(t, ask)
+	run, err := again.end(t, ask)
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, strings.Join(again.told, "\n"))
+	}
+	rows := evicted(run)
+	if len(rows) != 1 || rows[0].Source != record.FromExternal || rows[0].Tiers.SSDReadBytes != 192*tinyBytesPerToken {
+		t.Errorf("after the memory was emptied: %+v", rows)
+	}
+	if len(run.Volumes) != 2 || !run.Volumes[1].Direct || run.Volumes[1].Findmnt.FSType == "" || run.Volumes[1].CapacityBytes != 1<<30 {
+		t.Errorf("storage.json says %+v", run.Volumes)
+	}
+	if _, err := os.Stat(filepath.Join(ask.Output, "ssd")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the tier's folder is still there: %v", err)
+	}
+	if !strings.Contains(again.stdout.String(), "after host eviction") || !strings.Contains(again.stdout.String(), "asked OrbitKV for") {
+		t.Errorf("the table for people is %q", again.stdout.String())
 	}
 }
 

@@ -95,7 +95,7 @@ func (s *stage) serial(ctx context.Context, q query) (record.Sample, error) {
 	case why != "":
 		row.Evidence = unverified(answer, why)
 	default:
-		row.Evidence = evidence.Classify(s.between(*before, *s.settled, answer))
+		row.Evidence = evidence.Classify(s.between(q.phase, *before, *s.settled, answer))
 	}
 	if err := s.keep(row); err != nil {
 		return row, err
@@ -112,10 +112,11 @@ func (s *stage) keep(row record.Sample) error {
 	return s.dir.Sample(row)
 }
 
-// between is the case of what happened between two settled looks.
-func (s *stage) between(before, after evidence.Snapshot, answer load.Answer) evidence.Case {
+// between is the case of what happened in a phase between two settled looks.
+func (s *stage) between(phase record.Phase, before, after evidence.Snapshot, answer load.Answer) evidence.Case {
 	return evidence.Case{
 		Engine: s.ask.Engine, Backend: s.backend, Before: before, After: after, Answer: answer, BytesPerToken: s.model.BytesPerToken, PageSize: s.ask.PageSize,
+		Evicted: phase == record.AfterHostEviction && s.backend == record.OrbitKV,
 	}
 }
 

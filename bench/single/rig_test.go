@@ -34,6 +34,9 @@ type rig struct {
 	restless bool                          // the counters never settle
 	unrest   int                           // number of the one wait in which they do not
 	leases   float64                       // that the Manager still holds at the end
+	leased   int                           // pages that are still leased whenever its memory is emptied
+	buffered bool                          // its SSD tier goes through the page cache
+	deaf     bool                          // it refuses to empty its memory
 	sick     bool                          // the drain check and the end of a stack take all the time that they are given
 	step     time.Duration                 // that the clock goes on at each look
 
@@ -92,6 +95,7 @@ func (r *rig) host() Host {
 	}
 	host.Machine = func(context.Context) record.Machine { return record.Machine{CPUs: 2} }
 	host.Memory = func() (doctor.Allowance, error) { return doctor.Allowance{Bytes: 64 << 30, Source: "the rig"}, nil }
+	host.DiskFree = func(string) (uint64, error) { return 64 << 30, nil }
 	host.Now = r.now
 	return host
 }
@@ -123,8 +127,9 @@ type fakeStack struct {
 	engine, manager *httptest.Server
 	died            chan string
 	stop            sync.Once
+	spec            launch.Spec
 	mu              sync.Mutex
-	loaded          float64
+	done            served
 }
 
 func (k *fakeStack) Engine() string      { return k.engine.URL }
@@ -136,6 +141,24 @@ func (k *fakeStack) Manager() string {
 		return ""
 	}
 	return k.manager.URL
+}
+
+// Volume implements Stack.
+func (k *fakeStack) Volume() (record.Volume, error) {
+	v := record.Volume{
+		Backend: k.spec.Backend, Pass: k.spec.Pass, Attempt: k.spec.Attempt, File: filepath.Join(k.spec.SSDFolder, "payload"), FileBytes: 4096, CapacityBytes: 1 << 30,
+		Flags: []string{"02140002"}, Direct: !k.rig.buffered, Findmnt: record.Mount{Target: "/", Source: "/dev/vda", FSType: "ext4", Options: "rw"},
+	}
+	_, err := os.Stat(v.File)
+	return v, err
+}
+
+// CleanMemory implements Stack.
+func (k *fakeStack) CleanMemory(context.Context) (evicted, leased int, err error) {
+	if k.rig.deaf {
+		return 0, 0, errors.New("401 Unauthorized")
+	}
+	return k.fake.forget(), k.rig.leased, nil
 }
 
 func (k *fakeStack) StopWithin(limit time.Duration) error {
@@ -171,20 +194,25 @@ func (r *rig) start(ctx context.Context, spec launch.Spec, note func(record.Laun
 	}
 	note(record.Launch{Backend: spec.Backend, Pass: spec.Pass, Attempt: spec.Attempt, Part: record.PartEngine, Control: spec.Control, Started: r.at})
 	o := &spec.Options
-	k := &fakeStack{rig: r, fake: newFakeEngine(o.Engine, spec.Backend, o.PageSize, o.GPUTokens, r.script), died: make(chan string, 1)}
+	if spec.SSDFolder != "" {
+		if err := errors.Join(os.MkdirAll(spec.SSDFolder, 0o700), os.WriteFile(filepath.Join(spec.SSDFolder, "payload"), nil, 0o600)); err != nil {
+			return nil, err
+		}
+	}
+	k := &fakeStack{rig: r, spec: spec, fake: newFakeEngine(o.Engine, spec.Backend, o.PageSize, o.GPUTokens, r.script), died: make(chan string, 1)}
 	k.fake.cancel = r.cancel
 	k.fake.die = func() { k.died <- "the engine ended on its own with exit status 3" }
-	k.fake.restored = func(tokens int) {
+	k.fake.served = func(more served) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.loaded += float64(tokens * tinyBytesPerToken)
+		k.done.add(more)
 	}
 	k.engine = httptest.NewServer(k.fake)
 	if spec.Backend == record.OrbitKV {
 		k.manager = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			k.mu.Lock()
 			defer k.mu.Unlock()
-			managerMetrics(w, k.loaded, r.leases)
+			managerMetrics(w, k.done, r.leases)
 		}))
 	}
 	r.engines = append(r.engines, k.fake)

@@ -38,6 +38,7 @@ type stage struct {
 	name     string // of its cells: the backend, or that it is a control
 	backend  string
 	pass     int
+	stack    Stack
 	client   Completer
 	counters Counters
 	logs     func(part string) string
@@ -61,15 +62,21 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 	begun := r.host.Now()
 	r.progress.step(fmt.Sprintf("starting %s, pass %d", name, pass))
 	var notes noted
+	tier := r.tierFolder(backend, pass, control)
 	stack, err := r.host.Start(ctx, launch.Spec{
 		Options: r.ask.Options, Backend: backend, Pass: pass, Attempt: r.dir.Attempt(), Control: control, Manager: r.host.Program,
-		MaxModelLen: r.ask.longest(), MaxSeqs: r.ask.seqs(), LogPath: logs, Model: r.model,
+		MaxModelLen: r.ask.longest(), MaxSeqs: r.ask.seqs(), LogPath: logs, SSDFolder: tier, Model: r.model,
 	}, func(l record.Launch) { notes.add(r.note(l)) })
-	if failed := notes.err(); err == nil && failed != nil {
-		err = errors.Join(failed, stack.StopWithin(r.stopTime()))
+	if err == nil {
+		if err = notes.err(); err == nil && tier != "" {
+			err = r.proveTier(stack, logs(record.PartManager))
+		}
+		if err != nil {
+			err = errors.Join(err, stack.StopWithin(r.stopTime()))
+		}
 	}
 	if err != nil {
-		return nil, nil, nil, r.startFailure(ctx, err, logs(record.PartEngine))
+		return nil, nil, nil, errors.Join(r.startFailure(ctx, err, logs(record.PartEngine)), r.tidyTiers())
 	}
 	r.longestStart = max(r.longestStart, r.host.Now().Sub(begun))
 	r.progress.ahead(r.starts, r.longestStart)
@@ -82,13 +89,13 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 		}
 	}()
 	s := &stage{
-		run: r, name: name, backend: backend, pass: pass, logs: logs, rehearsed: map[int]bool{},
+		run: r, name: name, backend: backend, pass: pass, stack: stack, logs: logs, rehearsed: map[int]bool{},
 		client: r.host.Client(r.ask.Engine, stack.Engine(), r.ask.Model), counters: r.host.Counters(r.ask.Engine, stack),
 	}
 	stop := func() error {
 		cancel(nil)
 		s.client.Close()
-		return stack.StopWithin(r.stopTime())
+		return errors.Join(stack.StopWithin(r.stopTime()), r.tidyTiers())
 	}
 	return s, inner, stop, nil
 }

@@ -17,11 +17,11 @@ import (
 func TestSingleNodeRefusesWithEveryReasonBeforeItWritesAnything(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "out")
 	_, errs, code := run(t, "bench", "single-node", "--engine", "vllm", "--model", t.TempDir(), "--device", "cuda", "--backend", "native,orbitkv,native",
-		"--ssd-gib", "10", "--queue-warmup", "on", "--orbitkv-transfer-backend", "host", "--working-set", "3", "--lengths", "16384", "--output", folder)
+		"--ssd-gib", "-1", "--stop-policy", "best_effort", "--queue-warmup", "on", "--orbitkv-transfer-backend", "host", "--working-set", "3", "--lengths", "16384", "--output", folder)
 	if code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	for _, word := range []string{"--backend", "--ssd-gib", "--queue-warmup", "--orbitkv-transfer-backend", "--working-set", "--lengths", "leave the flag out"} {
+	for _, word := range []string{"--backend", "--ssd-gib", "--stop-policy", "--queue-warmup", "--orbitkv-transfer-backend", "--working-set", "--lengths", "leave the flag out"} {
 		if !strings.Contains(errs, word) {
 			t.Errorf("nothing is said of %s: %s", word, errs)
 		}
