@@ -31,6 +31,7 @@ func (c *Cache) Check() []Violation {
 	k.charges()
 	k.writers()
 	k.tables()
+	k.keeping()
 	return k.found
 }
 

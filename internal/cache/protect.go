@@ -10,7 +10,7 @@ import "orbitkv/internal/index"
 const demotionsMax = sweepRecords
 
 // protectedMax is the bytes that retained pages may have; zero when no segment is protected.
-func (cfg *Config) protectedMax() uint64 { return cfg.PoolBytes / 100 * cfg.ProtectedPercent }
+func (cfg *Config) protectedMax() uint64 { return cfg.PoolBytes * cfg.ProtectedPercent / 100 }
 
 // entryClass is the class in which a page of use begins.
 func (c *Cache) entryClass() index.Class {

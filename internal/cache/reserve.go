@@ -71,11 +71,10 @@ func (c *Cache) Reserve(id SessionID, q Reserve) (Reserved, error) {
 	}
 	inst := a.instance
 	granted := c.allocate(inst, c.wanted(inst, q, refused))
-	reserved := Reserved{Operation: q.Operation, Revision: q.Revision, Pages: uint32(granted)}
 	pages := c.grant(inst, q, granted, refused)
-	reserved.Grants = slices.Clone(c.scratch.grants)
+	reserved := Reserved{Operation: q.Operation, Revision: q.Revision, Pages: uint32(len(pages)), Grants: slices.Clone(c.scratch.grants)}
 	var r *reservation
-	if granted > 0 {
+	if len(pages) > 0 {
 		r = c.newReservation(inst, a.session, pages)
 		reserved.Reservation = r.id
 		reserved.Runs = c.runsOf(inst.namespace, pages)
