@@ -24,6 +24,17 @@ type Record struct {
 	Bytes      uint64   // put: of the page; namespace: bytes of its pages
 	Digest     [16]byte // put: XXH3-128 of the page
 	Sequence   uint64   // put: order of writing over the whole life of the volume
+	Tag        uint64   // put: NamespaceTag of the namespace that the number stands for
+}
+
+// NamespaceTag tells namespaces apart that were given the same number one after the other: a page whose namespace's record was lost does not
+// fall to the namespace that had the number before.
+func NamespaceTag(identity *[32]byte, epoch, pageBytes uint64) uint64 {
+	tag := epoch ^ pageBytes
+	for at := 0; at < len(identity); at += 8 {
+		tag ^= little.Uint64(identity[at:])
+	}
+	return tag
 }
 
 const (
@@ -43,7 +54,8 @@ const (
 	recordBytesAt      = 72
 	recordDigestAt     = 80
 	recordSequenceAt   = 96
-	recordRestAt       = 104
+	recordTagAt        = 104
+	recordRestAt       = 112
 
 	flagRetained = 1
 )
@@ -67,6 +79,7 @@ func (r *Record) Encode(b []byte) {
 	little.PutUint64(b[recordBytesAt:], r.Bytes)
 	copy(b[recordDigestAt:], r.Digest[:])
 	little.PutUint64(b[recordSequenceAt:], r.Sequence)
+	little.PutUint64(b[recordTagAt:], r.Tag)
 	seal(b)
 }
 
@@ -94,6 +107,7 @@ func (r *Record) Decode(b []byte) error {
 	r.Bytes = little.Uint64(b[recordBytesAt:])
 	copy(r.Digest[:], b[recordDigestAt:])
 	r.Sequence = little.Uint64(b[recordSequenceAt:])
+	r.Tag = little.Uint64(b[recordTagAt:])
 	if b[recordFlagsAt] > flagRetained || b[recordZeroAt] != 0 || !zero(b[recordZero2At:recordGenerationAt]) ||
 		!zero(b[recordRestAt:RecordBytes-sumBytes]) || !r.plain() {
 		return ErrMalformed

@@ -6,13 +6,15 @@
 // caller has made a page's bytes durable before it says Put, and a Drop durable before it writes the space anew. The package never reads the
 // payload, except for Rebuild.
 //
-// Concurrency: a Journal has no lock; one goroutine at a time uses it. It must not know of queues, classes of eviction or free space.
+// Concurrency: a Journal has no lock; one goroutine at a time uses it, but for NextSequence. It must not know of queues, classes of eviction or free space.
 package journal
 
 import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
+	"sync/atomic"
 
 	"orbitkv/internal/ssd/format"
 	"orbitkv/internal/vfs"
@@ -58,9 +60,9 @@ type Journal struct {
 	volume     [16]byte
 	file       vfs.File
 	generation uint64
-	records    uint64 // in the file
-	sequence   uint64 // the highest that was given out
-	cleared    uint64 // the sequence of the last clear
+	records    uint64        // in the file
+	sequence   atomic.Uint64 // the highest that was given out
+	cleared    uint64        // the sequence of the last clear
 	namespaces table
 	pending    []format.Record
 	anew       bool  // the pending records take the place of the log: it was cleared
@@ -76,15 +78,26 @@ func BytesMax(pages, namespaces uint64) uint64 {
 	return 2*format.LogHeaderBytes + format.RecordBytes*(current+next)
 }
 
-// NextSequence gives out the sequence of a page that is about to be written: higher than all before, over the whole life of the volume.
+// NextSequence gives out the sequence of a page that is about to be written: higher than all before, over the whole life of the volume. It may be
+// called while another goroutine uses the journal.
 func (j *Journal) NextSequence() uint64 {
-	j.sequence++
-	return j.sequence
+	return j.sequence.Add(1)
 }
 
-// Put says that a page is stored: its bytes and its header block are durable.
+// Put says that a page is stored: its bytes and its header block are durable. A page that was being written while its namespace was dropped, or
+// the volume cleared, is not recorded.
 func (j *Journal) Put(p Put) {
-	j.add(putRecord(&p))
+	if r, ok := j.record(&p); ok {
+		j.add(r)
+	}
+}
+
+func (j *Journal) record(p *Put) (r format.Record, ok bool) {
+	tag, known := j.namespaces.tags[p.Namespace]
+	return format.Record{
+		Kind: format.KindPut, Retained: p.Retained, Group: p.Group, Namespace: p.Namespace, Key: p.Key,
+		Offset: p.Offset, Bytes: p.Bytes, Digest: p.Digest, Sequence: p.Sequence, Tag: tag,
+	}, known && p.Sequence > j.cleared
 }
 
 // Drop says that the page at an offset is stored no more.
@@ -107,7 +120,7 @@ func (j *Journal) DropNamespace(number uint32) {
 // Clear forgets all pages and keeps the namespaces. The Commit that makes it durable begins a new log, so that no damage to a record can bring
 // cleared pages back, and a repair takes no page that was written before.
 func (j *Journal) Clear() {
-	j.anew, j.cleared = true, j.sequence
+	j.anew, j.cleared = true, j.sequence.Load()
 	j.pending = j.pending[:0]
 	for _, n := range j.namespaces.list {
 		j.add(namespaceRecord(&n))
@@ -129,7 +142,7 @@ func (j *Journal) Commit() error {
 	case j.failed != nil:
 		return j.failed
 	case j.anew:
-		if err := j.replace(recordsOf(j.pending)); err != nil {
+		if err := j.replace(slices.Values(j.pending)); err != nil {
 			return err
 		}
 	case len(j.pending) > 0:
@@ -170,7 +183,7 @@ func (j *Journal) Compact(puts iter.Seq[Put]) error {
 	if j.failed != nil {
 		return j.failed
 	}
-	if err := j.replace(snapshot(j.namespaces.list, puts)); err != nil {
+	if err := j.replace(j.snapshot(puts)); err != nil {
 		return err
 	}
 	j.anew, j.pending = false, j.pending[:0]
@@ -203,13 +216,6 @@ func (j *Journal) fail(err error) error {
 // logBytes is the size of a log of so many records.
 func logBytes(records uint64) int64 {
 	return format.LogHeaderBytes + int64(records)*format.RecordBytes
-}
-
-func putRecord(p *Put) format.Record {
-	return format.Record{
-		Kind: format.KindPut, Retained: p.Retained, Group: p.Group, Namespace: p.Namespace, Key: p.Key,
-		Offset: p.Offset, Bytes: p.Bytes, Digest: p.Digest, Sequence: p.Sequence,
-	}
 }
 
 func namespaceRecord(n *Namespace) format.Record {

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"encoding/binary"
+	"hash/crc32"
 	"reflect"
 	"slices"
 	"testing"
@@ -15,6 +16,7 @@ const (
 	pageBytes    = 3 * format.Granule
 	extentBytes  = pageBytes + format.PageHeaderBytes
 	payloadPages = 64
+	epochStep    = 7
 )
 
 var (
@@ -24,9 +26,10 @@ var (
 
 func at(place int) uint64 { return format.ScratchBytes + uint64(place)*extentBytes }
 
-func namespaceOf(number uint32) Namespace {
-	n := Namespace{Number: number, Epoch: uint64(number) * 7, PageBytes: pageBytes}
-	binary.LittleEndian.PutUint32(n.Identity[:], number)
+// namespaceOf is a namespace whose every field follows from a number.
+func namespaceOf(number uint64) Namespace {
+	n := Namespace{Number: uint32(number), Epoch: number * epochStep, PageBytes: pageBytes}
+	binary.LittleEndian.PutUint64(n.Identity[:], number*0xD6E8FEB86659FD93)
 	return n
 }
 
@@ -166,4 +169,10 @@ func TestAFaultBreaksTheJournalForGood(t *testing.T) {
 			}
 		})
 	}
+}
+
+// seal gives bytes that were changed on purpose the checksum that they need to be looked at.
+func seal(b []byte) {
+	end := len(b) - 4
+	binary.LittleEndian.PutUint32(b[end:], crc32.Checksum(b[:end], crc32.MakeTable(crc32.Castagnoli)))
 }

@@ -21,15 +21,15 @@ const scanBytes = 8 << 20
 func Rebuild(ctx context.Context, fs vfs.FS, payload vfs.File, volume [16]byte, limits Limits, progress func(done, total uint64)) (State, error) {
 	header, err := lastHeader(fs, volume)
 	if err != nil {
-		return State{}, fmt.Errorf("index log of %s: %w", fs.Name(), err)
+		return State{}, remedied(fs, err)
 	}
 	s := &scan{volume: volume, limits: limits, cleared: header.Cleared, numbers: map[Namespace]uint32{}, state: State{Problems: map[string]uint64{}}}
 	if err := s.run(ctx, payload, progress); err != nil {
 		return State{}, fmt.Errorf("payload of %s: %w", fs.Name(), err)
 	}
 	s.settle()
-	j := &Journal{fs: fs, volume: volume, sequence: max(header.Sequence, s.sequence), cleared: header.Cleared}
-	j.namespaces.list = s.state.Namespaces
+	j := &Journal{fs: fs, volume: volume, cleared: header.Cleared, namespaces: newTable(s.state.Namespaces)}
+	j.sequence.Store(max(header.Sequence, s.sequence))
 	if err := j.Compact(slices.Values(s.state.Puts)); err != nil {
 		return State{}, err
 	}

@@ -14,9 +14,9 @@ const (
 	Header           = "header"            // the log's header is damaged: nothing of the log counts
 	Torn             = "torn"              // the log ends in something that is no record, or before its snapshot does
 	Damaged          = "crc"               // bytes that are no record, with records behind them
-	Stale            = "stale"             // a record of another log or another place in this one; in a repair, a page of another volume or from before the last clear
+	Stale            = "stale"             // a record of another log or another place in this one, a page from before the last clear; in a repair, a page of another volume
 	Duplicate        = "duplicate"         // a page was stored already under the same key; the later one counts
-	UnknownNamespace = "unknown_namespace" // a page of a number that stands for no namespace
+	UnknownNamespace = "unknown_namespace" // a page of a number that stands for no namespace, or for another one than when it was written
 	OutOfBounds      = "out_of_bounds"     // a page that does not lie in the payload file
 	Overlapping      = "overlapping"       // a page over which a later one was written
 	Unreadable       = "unreadable"        // a block of the payload that the device does not give; a repair alone meets it
@@ -41,29 +41,28 @@ var ErrOtherVolume = errors.New("the index log belongs to another volume")
 // any problem is replaced by one that says what was found good: the next commit never stands behind bytes that nobody understood, and each problem
 // is counted once. A log that another volume or a newer version wrote is an error and stays as it is.
 func Open(fs vfs.FS, volume [16]byte, limits Limits) (*Journal, State, error) {
-	j := &Journal{fs: fs, volume: volume}
+	j := &Journal{fs: fs, volume: volume, namespaces: newTable(nil)}
 	state := State{Problems: map[string]uint64{}}
 	exists, err := fs.Exists(format.IndexName)
 	if err != nil {
 		return nil, State{}, err
 	}
 	if !exists {
-		if err := j.replace(recordsOf(nil)); err != nil {
+		if err := j.replace(j.snapshot(nothing)); err != nil {
 			return nil, State{}, err
 		}
 		return j, state, nil
-	}
-	if err := fs.Remove(format.IndexNewName); err != nil {
-		return nil, State{}, err
 	}
 	if j.file, err = fs.Open(format.IndexName, vfs.Buffered); err != nil {
 		return nil, State{}, err
 	}
 	if err := j.recover(limits, &state); err != nil {
-		return nil, State{}, errors.Join(fmt.Errorf("index log of %s: %w", fs.Name(), err), j.file.Close())
+		return nil, State{}, errors.Join(remedied(fs, err), j.file.Close())
 	}
 	return j, state, nil
 }
+
+func nothing(func(Put) bool) {}
 
 // recover reads the log into the state and makes the journal ready to append.
 func (j *Journal) recover(limits Limits, state *State) error {
@@ -74,33 +73,47 @@ func (j *Journal) recover(limits Limits, state *State) error {
 	state.Bytes = size
 	header, err := readHeader(j.file, size)
 	switch {
-	case errors.Is(err, format.ErrVersion):
-		return fmt.Errorf("%w; start the version that wrote it, or remove the file %s to begin with an empty cache", err, format.IndexName)
 	case errors.Is(err, format.ErrShort), errors.Is(err, format.ErrForeign), errors.Is(err, format.ErrChecksum), errors.Is(err, format.ErrMalformed):
 		state.Problems[Header]++
-		return j.replace(recordsOf(nil))
+		return j.replace(j.snapshot(nothing))
 	case err != nil:
 		return err
 	case header.Volume != j.volume:
-		return fmt.Errorf("%w; remove the file %s to begin with an empty cache", ErrOtherVolume, format.IndexName)
+		return ErrOtherVolume
 	}
 	r := newReplay(header, limits, state.Problems)
 	if state.Records, err = r.read(j.file, size); err != nil {
 		return err
 	}
 	r.finish(state)
-	j.namespaces.list = slices.Clone(state.Namespaces)
+	j.namespaces = newTable(state.Namespaces)
 	j.generation, j.records = header.Generation, state.Records
-	j.sequence, j.cleared = r.sequence+sequenceGap, header.Cleared
+	j.sequence.Store(r.sequence + sequenceGap)
+	j.cleared = header.Cleared
 	if len(state.Problems) > 0 {
 		return j.Compact(slices.Values(state.Puts))
 	}
 	return j.settle()
 }
 
+// remedied says of which log an error is, and what to do where something can be done.
+func remedied(fs vfs.FS, err error) error {
+	err = fmt.Errorf("index log of %s: %w", fs.Name(), err)
+	switch {
+	case errors.Is(err, format.ErrVersion):
+		return fmt.Errorf("%w; start the version that wrote it, or remove the file %s to begin with an empty cache", err, format.IndexName)
+	case errors.Is(err, ErrOtherVolume):
+		return fmt.Errorf("%w; remove the file %s to begin with an empty cache", err, format.IndexName)
+	}
+	return err
+}
+
 // settle makes durable what was read: a process that was killed may have left records, or the name of the log, that a loss of power would still undo,
-// and from here on the caller acts on them.
+// and from here on the caller acts on them. What such a process left of a log that did not come to its name is removed.
 func (j *Journal) settle() error {
+	if err := j.fs.Remove(format.IndexNewName); err != nil {
+		return err
+	}
 	if err := j.file.Sync(); err != nil {
 		return err
 	}

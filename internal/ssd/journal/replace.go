@@ -71,7 +71,7 @@ func (j *Journal) writeLog(file vfs.File, generation uint64, records iter.Seq[fo
 			return 0, err
 		}
 	}
-	header := format.LogHeader{Volume: j.volume, Generation: generation, Snapshot: count, Sequence: j.sequence, Cleared: j.cleared}
+	header := format.LogHeader{Volume: j.volume, Generation: generation, Snapshot: count, Sequence: j.sequence.Load(), Cleared: j.cleared}
 	block := make([]byte, format.LogHeaderBytes)
 	header.Encode(block)
 	j.written += int64(len(block))
@@ -93,20 +93,16 @@ func newGeneration() uint64 {
 	}
 }
 
-func recordsOf(records []format.Record) iter.Seq[format.Record] {
-	return slices.Values(records)
-}
-
 // snapshot is the records of everything alive: the namespaces, then their pages.
-func snapshot(namespaces []Namespace, puts iter.Seq[Put]) iter.Seq[format.Record] {
+func (j *Journal) snapshot(puts iter.Seq[Put]) iter.Seq[format.Record] {
 	return func(yield func(format.Record) bool) {
-		for i := range namespaces {
-			if !yield(namespaceRecord(&namespaces[i])) {
+		for i := range j.namespaces.list {
+			if !yield(namespaceRecord(&j.namespaces.list[i])) {
 				return
 			}
 		}
 		for p := range puts {
-			if !yield(putRecord(&p)) {
+			if r, ok := j.record(&p); ok && !yield(r) {
 				return
 			}
 		}
@@ -116,19 +112,29 @@ func snapshot(namespaces []Namespace, puts iter.Seq[Put]) iter.Seq[format.Record
 // table is the namespaces that have a number, in the order in which they got it.
 type table struct {
 	list []Namespace
+	tags map[uint32]uint64 // by number
 }
 
-func (t *table) at(number uint32) int {
-	return slices.IndexFunc(t.list, func(n Namespace) bool { return n.Number == number })
+func newTable(namespaces []Namespace) table {
+	t := table{tags: map[uint32]uint64{}}
+	for _, n := range namespaces {
+		t.set(n)
+	}
+	return t
 }
 
 func (t *table) set(n Namespace) {
 	t.remove(n.Number)
 	t.list = append(t.list, n)
+	t.tags[n.Number] = n.tag()
 }
 
 func (t *table) remove(number uint32) {
-	if i := t.at(number); i >= 0 {
-		t.list = slices.Delete(t.list, i, i+1)
+	if _, known := t.tags[number]; !known {
+		return
 	}
+	t.list = slices.DeleteFunc(t.list, func(n Namespace) bool { return n.Number == number })
+	delete(t.tags, number)
 }
+
+func (n *Namespace) tag() uint64 { return format.NamespaceTag(&n.Identity, n.Epoch, n.PageBytes) }

@@ -31,6 +31,7 @@ type replay struct {
 // space is a namespace from its record until the one that drops it.
 type space struct {
 	Namespace
+	tag     uint64
 	dropped bool
 }
 
@@ -106,7 +107,7 @@ func (r *replay) slot(b []byte, number uint64) error {
 		r.dropSpace(record.Namespace)
 		r.current[record.Namespace] = uint32(len(r.spaces))
 		n := Namespace{Number: record.Namespace, Identity: record.Key, Epoch: record.Offset, PageBytes: record.Bytes}
-		r.spaces = append(r.spaces, space{Namespace: n})
+		r.spaces = append(r.spaces, space{Namespace: n, tag: n.tag()})
 	case format.KindDropNamespace:
 		r.dropSpace(record.Namespace)
 	}
@@ -116,11 +117,14 @@ func (r *replay) slot(b []byte, number uint64) error {
 func (r *replay) put(record *format.Record) {
 	r.sequence = max(r.sequence, record.Sequence)
 	owner, known := r.current[record.Namespace]
-	if !known {
+	switch {
+	case record.Sequence <= r.header.Cleared:
+		r.problems[Stale]++
+		return
+	case !known || r.spaces[owner].tag != record.Tag:
 		r.problems[UnknownNamespace]++
 		return
-	}
-	if !format.Fits(record.Offset, record.Bytes, r.limits.PayloadBytes) {
+	case !format.Fits(record.Offset, record.Bytes, r.limits.PayloadBytes):
 		r.problems[OutOfBounds]++
 		return
 	}
