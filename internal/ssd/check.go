@@ -54,9 +54,9 @@ func (v *volume) check(pages map[uint32][]uint64) error {
 			return false
 		}
 		pages[p.Namespace][v.number]++
-		lent += format.ExtentBytes(l.namespace.pageBytes)
+		lent += l.extent()
 		if p.State == index.Sealed {
-			classBytes[p.Class] += l.namespace.pageBytes
+			classBytes[p.Class] += l.extent()
 		}
 		if p.Pinned != (v.readers[p.Handle] > 0) {
 			broken = fmt.Errorf("page record %d has %d readers, pinned %v", p.Handle.Entry(), v.readers[p.Handle], p.Pinned)

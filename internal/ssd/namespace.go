@@ -1,6 +1,10 @@
 package ssd
 
-import "time"
+import (
+	"time"
+
+	"orbitkv/internal/ssd/format"
+)
 
 // facts are what makes two namespaces the same.
 type facts struct {
@@ -27,6 +31,9 @@ type life struct {
 	pages     []uint64 // by volume: records in its index, retired ones that are being read too
 	writes    int      // from Write to the end
 }
+
+// extent is what each of its pages occupies in a payload, in bytes.
+func (l *life) extent() uint64 { return format.ExtentBytes(l.namespace.pageBytes) }
 
 func (l *life) empty() bool {
 	for _, pages := range l.pages {

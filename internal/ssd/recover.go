@@ -56,28 +56,12 @@ func (r refusal) Unwrap() error { return r.error }
 
 func refuse(format string, args ...any) error { return refusal{fmt.Errorf(format, args...)} }
 
-// open locks the folder, brings the payload to its size, tries the I/O and reads the index log.
+// open takes the folder, brings the payload to its size, tries the I/O and reads the index log.
 func (v *volume) open() error {
-	exists, err := v.fs.Exists(format.SuperblockName)
+	super, err := v.openPayload()
 	if err != nil {
 		return err
 	}
-	if !exists && v.store.config.CapacityBytes == 0 {
-		return refuse("the folder has no file named %s: it is no volume of OrbitKV", format.SuperblockName)
-	}
-	if v.payload, err = v.fs.Open(format.PayloadName, vfs.Direct); err != nil {
-		return err
-	}
-	if err := v.payload.Lock(); errors.Is(err, vfs.ErrLocked) {
-		return refuse("another process has the folder: stop it, or name another folder; every Manager needs one of its own")
-	} else if err != nil {
-		return err
-	}
-	super, err := v.superblock()
-	if err != nil {
-		return err
-	}
-	v.id = super.Volume
 	if err := v.resize(super); err != nil {
 		return err
 	}
@@ -91,47 +75,81 @@ func (v *volume) open() error {
 	return v.load(&state)
 }
 
-// superblock reads the superblock, or makes one in a folder that has none of a volume's files.
-func (v *volume) superblock() (super format.Superblock, err error) {
-	exists, err := v.fs.Exists(format.SuperblockName)
+// openPayload takes the folder and says what its superblock does, or makes one where a capacity is given. What is not ours is looked at first, and left
+// as it is.
+func (v *volume) openPayload() (super format.Superblock, err error) {
+	_, exists, err := v.superblock()
+	if err == nil && !exists && v.store.config.CapacityBytes == 0 {
+		err = refuse("the folder has no file named %s: it is no volume of OrbitKV", format.SuperblockName)
+	}
+	if err == nil {
+		err = v.lock()
+	}
 	if err != nil {
 		return super, err
 	}
+	super, exists, err = v.superblock() // another process may have made it before we had the lock
+	if err == nil && !exists {
+		super, err = v.makeSuperblock()
+	}
+	v.id = super.Volume
+	return super, err
+}
+
+// lock takes the folder, by the lock of the descriptor that does the I/O: what a killed process still has under way keeps it.
+func (v *volume) lock() (err error) {
+	if v.payload, err = v.fs.Open(format.PayloadName, vfs.Direct); err != nil {
+		return err
+	}
+	if err = v.payload.Lock(); errors.Is(err, vfs.ErrLocked) {
+		return refuse("another process has the folder: stop it, or name another folder; every Manager needs one of its own")
+	}
+	return err
+}
+
+// superblock reads the superblock. Without one, a folder that has an index log is not ours.
+func (v *volume) superblock() (super format.Superblock, exists bool, err error) {
+	if exists, err = v.fs.Exists(format.SuperblockName); err != nil {
+		return super, false, err
+	}
 	if !exists {
-		return v.makeSuperblock()
+		indexed, err := v.fs.Exists(format.IndexName)
+		if err == nil && indexed {
+			err = foreign(format.IndexName)
+		}
+		return super, false, err
 	}
 	file, err := v.fs.Open(format.SuperblockName, vfs.Buffered)
 	if err != nil {
-		return super, err
+		return super, true, err
 	}
 	block := make([]byte, format.SuperblockBytes)
 	if err := errors.Join(file.ReadAt([][]byte{block}, 0), file.Close()); err != nil {
-		return super, err
+		return super, true, err
 	}
 	super, err = format.DecodeSuperblock(block)
 	switch {
 	case errors.Is(err, format.ErrForeign), errors.Is(err, format.ErrVersion):
-		return super, refuse("the file %s: %w; name another folder, or remove the files of this one to begin with an empty cache", format.SuperblockName, err)
+		err = refuse("the file %s: %w; name another folder, or remove the files of this one to begin with an empty cache", format.SuperblockName, err)
 	case err != nil:
-		return super, fmt.Errorf("the file %s: %w; remove the files of this folder to begin with an empty cache", format.SuperblockName, err)
+		err = fmt.Errorf("the file %s: %w; remove the files of this folder to begin with an empty cache", format.SuperblockName, err)
 	}
-	return super, nil
+	return super, true, err
 }
 
-// makeSuperblock makes the folder a volume. The superblock is durable before anything is written into the other files, so a folder that has some of
-// these without it is not ours.
+func foreign(name string) error {
+	return refuse("the folder has a file %s and no %s: it is not OrbitKV's, or damaged; name an empty folder, or remove the file", name, format.SuperblockName)
+}
+
+// makeSuperblock makes the folder a volume. The superblock is durable before anything is written into the payload, so one that has bytes without it is
+// not ours.
 func (v *volume) makeSuperblock() (super format.Superblock, err error) {
 	size, err := v.payload.Size()
 	if err != nil {
 		return super, err
 	}
-	hasIndex, err := v.fs.Exists(format.IndexName)
-	if err != nil {
-		return super, err
-	}
-	if size > 0 || hasIndex {
-		return super, refuse("the folder has files named %s or %s and no %s: they are not OrbitKV's, or damaged; name an empty folder, or remove them",
-			format.PayloadName, format.IndexName, format.SuperblockName)
+	if size > 0 {
+		return super, foreign(format.PayloadName)
 	}
 	crand.Read(super.Volume[:])
 	super.PayloadBytes, _ = layOut(v.capacity)

@@ -69,7 +69,7 @@ func (v *volume) move(h index.Handle, class index.Class) bool {
 	if !ok || !v.index.Promote(h, class) {
 		return false
 	}
-	bytes := v.store.lives[page.Namespace].namespace.pageBytes
+	bytes := v.store.lives[page.Namespace].extent()
 	v.classBytes[page.Class] -= bytes
 	v.classBytes[class] += bytes
 	return true
@@ -81,7 +81,7 @@ func (v *volume) show(l *life, group uint16, key *Key, offset uint64, class inde
 	v.facts.set(h.Entry(), pageFacts{digest, sequence})
 	v.index.Seal(h)
 	l.pages[v.number]++
-	v.classBytes[class] += l.namespace.pageBytes
+	v.classBytes[class] += l.extent()
 }
 
 // retire takes a page out of the index: it cannot be read from here on. recorded says whether the log must be told, which it need not be when its
@@ -90,7 +90,7 @@ func (v *volume) retire(page index.Page, recorded bool) {
 	if recorded {
 		v.note(op{kind: opDrop, offset: page.Location})
 	}
-	v.classBytes[page.Class] -= v.store.lives[page.Namespace].namespace.pageBytes
+	v.classBytes[page.Class] -= v.store.lives[page.Namespace].extent()
 	v.index.Retire(page.Handle)
 }
 
@@ -98,7 +98,7 @@ func (v *volume) retire(page index.Page, recorded bool) {
 func (v *volume) lastReference(page index.Page) {
 	l := v.store.lives[page.Namespace]
 	l.pages[v.number]--
-	v.note(op{kind: opFree, offset: page.Location, bytes: format.ExtentBytes(l.namespace.pageBytes)})
+	v.note(op{kind: opFree, offset: page.Location, bytes: l.extent()})
 	v.store.forgetLife(l)
 }
 
@@ -143,7 +143,7 @@ func (v *volume) evict() uint64 {
 			default:
 				v.store.counters.evictions[class.String()]++
 				v.retire(page, !l.dead)
-				return format.ExtentBytes(l.namespace.pageBytes)
+				return l.extent()
 			}
 			h, ok = newer, more
 		}

@@ -27,7 +27,7 @@ type Problem struct {
 	Reason   string // digest, io, short or header; a page with any but the last was dropped
 }
 
-// VerifyReport is what a pass over the store found.
+// VerifyReport is what a pass over the store found, until now or in all.
 type VerifyReport struct {
 	Pages    uint64 `json:"pages"`
 	Bytes    uint64 `json:"bytes"`
@@ -35,9 +35,9 @@ type VerifyReport struct {
 }
 
 // Verify checks the store's own state, then reads every page of every volume that is on, and compares digests and header blocks. It keeps to the rate, in
-// bytes a second, when that is not zero, and gives way to every read. A page with wrong bytes is dropped. The error is a broken rule of the store's
-// state, or that of ctx.
-func (s *Store) Verify(ctx context.Context, rate uint64, report func(Problem)) (VerifyReport, error) {
+// bytes a second, when that is not zero, and gives way to every read. A page with wrong bytes is dropped. progress is called after each page. The error
+// is a broken rule of the store's state, or that of ctx.
+func (s *Store) Verify(ctx context.Context, rate uint64, report func(Problem), progress func(VerifyReport)) (VerifyReport, error) {
 	var sum VerifyReport
 	s.mu.Lock()
 	if s.closing {
@@ -59,6 +59,7 @@ func (s *Store) Verify(ctx context.Context, rate uint64, report func(Problem)) (
 				sum.Problems++
 				report(*p)
 			}
+			progress(sum)
 		})
 		if err != nil {
 			return sum, err
@@ -154,7 +155,7 @@ func (v *volume) inspected(page index.Page, reason string) {
 func (in *inspector) inspect(ctx context.Context, page index.Page, l *life) (reason string, err error) {
 	v, want := in.volume, in.volume.factsOf(page.Handle)
 	in.hasher.Reset()
-	extent := format.ExtentBytes(l.namespace.pageBytes)
+	extent := l.extent()
 	for done := uint64(0); done < extent; {
 		chunk := in.buffer[:min(uint64(len(in.buffer)), extent-done)]
 		if err := in.turn(ctx, uint64(len(chunk))); err != nil {

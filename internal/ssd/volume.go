@@ -36,7 +36,7 @@ type volume struct {
 	index      *index.Index
 	facts      factsTable
 	space      *extent.Allocator
-	classBytes [len(index.Classes)]uint64 // of pages that can be read
+	classBytes [len(index.Classes)]uint64 // extents of pages that can be read
 	readers    map[index.Handle]int       // of pages that are being read
 	lastNumber uint32                     // that a namespace got in the log
 	mustSweep  bool                       // pages of dead lives may be in the index
