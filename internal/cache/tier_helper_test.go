@@ -22,6 +22,7 @@ type bench struct {
 	writes     []TierPage
 	room       int // reads that it takes at once
 	full       bool
+	refuses    bool // it has a page and does not read it
 	numbers    map[[32]byte]uint32
 	dropped    []uint32
 	last       uint32
@@ -78,7 +79,7 @@ func (b *bench) Wanted(namespace uint32, group uint16, key *wire.Key) bool {
 }
 
 func (b *bench) Read(t TierPage, priority ReadPriority) bool {
-	if !b.Stored(t.Namespace, t.Group, &t.Key) || b.ReadRoom() <= 0 {
+	if b.refuses || !b.Stored(t.Namespace, t.Group, &t.Key) || b.ReadRoom() <= 0 {
 		return false
 	}
 	b.onRead(t)

@@ -513,3 +513,69 @@ func TestALaterRevisionReplacesOneThatIsBeingRead(t *testing.T) {
 	}
 	r.check()
 }
+
+func TestATierThatReadsNothingEndsThePrefixAtOnce(t *testing.T) {
+	for name, how := range map[string]func(*bench){
+		"its queue takes nothing": func(b *bench) { b.room = 0 },
+		"it lost what it had":     func(b *bench) { b.refuses = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, b, e := tierRig(t, Config{}, 4)
+			r.publish(e, keysOf(0, 2))
+			how(b)
+			if got := r.query(e, keysOf(0, 4)); got.Outcome != wire.OutcomeReady || got.Pages != 2 {
+				t.Fatalf("%+v", got)
+			}
+			if stats := r.Stats(); stats.PoolUsedBytes != 2*page || stats.QueryReservedByPhase["preparing"] != 0 {
+				t.Fatalf("%+v", stats)
+			}
+			r.check()
+		})
+	}
+}
+
+// TestPagesThatARankCannotReachEndThePrefix has an engine that maps arena 0 alone beside one that maps arena 1 alone, with the same namespace.
+func TestPagesThatARankCannotReachEndThePrefix(t *testing.T) {
+	b := newBench()
+	r := newRig(t, Config{PoolBytes: 8 * page, QueryBudgetBytes: 64 * page, Tier: b})
+	r.AddArena(1, -1, 8*page)
+	sh := one(page)
+	e := r.engine("a", 100, sh)
+	sh.arenas = []uint16{1}
+	other := r.engine("b", 200, sh)
+	r.evictAll(b, e, 4)
+
+	reading := r.query(e, keysOf(2, 2)) // into arena 0
+	got := r.query(other, keysOf(0, 4))
+	if len(b.reads) != 4 {
+		t.Fatalf("%d reads", len(b.reads))
+	}
+	r.check()
+	r.endReads(b)
+	if ready := r.outcome(other, got.Operation, 1, wire.OutcomeReady); ready.Pages != 2 {
+		t.Fatalf("%d pages, two lie where the rank cannot reach them", ready.Pages)
+	}
+	r.outcome(e, reading.Operation, 1, wire.OutcomeReady)
+
+	// A rank that loses its arena while pages are read into it.
+	r.Cleanup()
+	got = r.query(e, keysOf(0, 2))
+	r.must(r.Mapped(e.ranks[0].id, 0, false, "lost"))
+	r.endReads(b)
+	if ready := r.outcome(e, got.Operation, 1, wire.OutcomeReady); ready.Pages != 0 || ready.NotMapped != 2 {
+		t.Fatalf("%+v", ready)
+	}
+	r.check()
+
+	// Pages that came back into an arena that is out of reach while the first of a batch is being read.
+	r.must(r.Mapped(e.ranks[0].id, 0, true, ""))
+	r.Cleanup()
+	b.room = 1
+	got = r.query(e, keysOf(0, 3))
+	r.publish(other, keysOf(1, 1))
+	r.endReads(b)
+	if ready := r.outcome(e, got.Operation, 1, wire.OutcomeReady); ready.Pages != 1 {
+		t.Fatalf("%d pages", ready.Pages)
+	}
+	r.check()
+}
