@@ -68,6 +68,7 @@ type served struct {
 	RAM, SSD, Miss int     // pages, by where a look-up found them
 	Lost           int     // pages that were asked for and are in none of them
 	Read           float64 // bytes of the SSD
+	Evicted        int     // pages
 }
 
 func (s *served) add(more served) {
@@ -360,12 +361,13 @@ func managerMetrics(w io.Writer, done served, leases float64) {
 		fmt.Fprintf(w, "%s 0\n", name)
 	}
 	for _, name := range []string{
-		"load_failures", "save_bytes", "cache_block_not_mapped", "cache_block_insertions", "cache_block_evictions", "pool_alloc_failures", "busy", "query_budget_waits", "query_budget_bypasses",
+		"load_failures", "save_bytes", "cache_block_not_mapped", "cache_block_insertions", "pool_alloc_failures", "busy", "query_budget_waits", "query_budget_bypasses",
 	} {
 		fmt.Fprintf(w, "orbitkv_%s_total 0\n", name)
 	}
 	fmt.Fprintf(w, "orbitkv_load_bytes_total %g\norbitkv_leases %g\n", done.Restored, leases)
 	fmt.Fprintf(w, "orbitkv_cache_block_hits_total %d\norbitkv_cache_block_misses_total %d\n", done.RAM+done.SSD, done.Miss+done.Lost)
+	fmt.Fprintf(w, "orbitkv_cache_block_evictions_total %d\n", done.Evicted)
 	for tier, pages := range map[string]int{"ram": done.RAM, "ssd": done.SSD, "miss": done.Miss} {
 		fmt.Fprintf(w, "orbitkv_cache_tier_block_requests_total{tier=%q} %d\n", tier, pages)
 	}

@@ -166,8 +166,10 @@ func prepare(ctx context.Context, ask Ask, host Host, command []string, p *progr
 	if err := ask.checkHostMemory(host.Memory); err != nil {
 		return nil, err
 	}
-	if err := ask.checkDisk(host.DiskFree); err != nil {
-		return nil, err
+	if !ask.Resume { // else what an earlier attempt left is removed first
+		if err := ask.checkDisk(host.DiskFree); err != nil {
+			return nil, err
+		}
 	}
 	model, err := host.Model(ask.Model)
 	if err != nil {
@@ -231,6 +233,9 @@ func (r *run) takeUp() error {
 		return nil
 	}
 	if err := r.tidyTiers(); err != nil {
+		return err
+	}
+	if err := r.ask.checkDisk(r.host.DiskFree); err != nil {
 		return err
 	}
 	kept, err := record.Load(r.dir.Path())

@@ -37,6 +37,7 @@ type rig struct {
 	leased   int                           // pages that are still leased whenever its memory is emptied
 	buffered bool                          // its SSD tier goes through the page cache
 	deaf     bool                          // it refuses to empty its memory
+	diskFree func(string) (uint64, error)  // what the disk of the output can still give
 	sick     bool                          // the drain check and the end of a stack take all the time that they are given
 	step     time.Duration                 // that the clock goes on at each look
 
@@ -52,7 +53,8 @@ type rig struct {
 }
 
 func newRig(t *testing.T, script ...rule) *rig {
-	return &rig{T: t, script: script, at: time.Unix(1_800_000_000, 0), step: time.Millisecond}
+	free := func(string) (uint64, error) { return 64 << 30, nil }
+	return &rig{T: t, script: script, at: time.Unix(1_800_000_000, 0), step: time.Millisecond, diskFree: free}
 }
 
 // small is what a test measures when it says nothing else: two backends, one length, two prefixes.
@@ -95,7 +97,7 @@ func (r *rig) host() Host {
 	}
 	host.Machine = func(context.Context) record.Machine { return record.Machine{CPUs: 2} }
 	host.Memory = func() (doctor.Allowance, error) { return doctor.Allowance{Bytes: 64 << 30, Source: "the rig"}, nil }
-	host.DiskFree = func(string) (uint64, error) { return 64 << 30, nil }
+	host.DiskFree = r.diskFree
 	host.Now = r.now
 	return host
 }
@@ -158,7 +160,11 @@ func (k *fakeStack) CleanMemory(context.Context) (evicted, leased int, err error
 	if k.rig.deaf {
 		return 0, 0, errors.New("401 Unauthorized")
 	}
-	return k.fake.forget(), k.rig.leased, nil
+	evicted = k.fake.forget()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.done.Evicted += evicted
+	return evicted, k.rig.leased, nil
 }
 
 func (k *fakeStack) StopWithin(limit time.Duration) error {
