@@ -105,9 +105,12 @@ func (v *volume) commitGroup() bool {
 		return false
 	}
 	for _, o := range g.ops {
-		if o.kind == opFree {
+		switch o.kind {
+		case opFree:
 			v.space.Free(o.offset, o.bytes)
 			v.limbo -= o.bytes
+		case opClear:
+			v.clears--
 		}
 	}
 	v.changed.Broadcast()

@@ -68,9 +68,6 @@ type rig struct {
 	store *Store
 	arena *arena
 	disks []*twin.Disk
-
-	mu     sync.Mutex
-	spaces map[uint32]space // by handle
 }
 
 // space is a namespace of a test.
@@ -94,15 +91,19 @@ func configOf(a *arena, disks []*twin.Disk, changes ...configure) Config {
 	return config
 }
 
-// openRig opens a store over the disks and closes it at the end of the test, unless the test did.
+// openRig opens a store over the disks.
 func openRig(t testing.TB, disks []*twin.Disk, changes ...configure) *rig {
 	t.Helper()
-	a := newArena(64, 64<<10)
+	return openRigIn(t, newArena(64, 64<<10), disks, changes...)
+}
+
+func openRigIn(t testing.TB, a *arena, disks []*twin.Disk, changes ...configure) *rig {
+	t.Helper()
 	store, err := Open(configOf(a, disks, changes...))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &rig{t: t, store: store, arena: a, disks: disks, spaces: map[uint32]space{}}
+	return &rig{t: t, store: store, arena: a, disks: disks}
 }
 
 func (r *rig) close() {
@@ -119,15 +120,11 @@ func (r *rig) close() {
 func (r *rig) again(changes ...configure) *rig {
 	r.t.Helper()
 	r.close()
-	return openRig(r.t, r.disks, changes...)
+	return openRigIn(r.t, r.arena, r.disks, changes...)
 }
 
 func (r *rig) namespace(identity byte, epoch, pageBytes uint64) space {
-	s := space{r.store.Namespace(identityOf(identity), epoch, pageBytes), identity, pageBytes}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.spaces[s.handle] = s
-	return s
+	return space{r.store.Namespace(identityOf(identity), epoch, pageBytes), identity, pageBytes}
 }
 
 // parts splits a page of the arena into two, so that no test depends on one.

@@ -222,6 +222,7 @@ func (s *Store) Clear() {
 	for _, v := range s.volumes {
 		if v.state == volumeOn {
 			v.note(op{kind: opClear})
+			v.clears++
 			v.hurry()
 		}
 	}

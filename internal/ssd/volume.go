@@ -43,6 +43,7 @@ type volume struct {
 	ops        []op                       // for the next commit
 	limbo      uint64                     // bytes of extents that come back with it
 	urgent     bool                       // it is to begin without waiting for pages
+	clears     int                        // ops of it that the index log was not told yet
 
 	reads    [priorities]queue[*read]
 	reading  int  // transfers

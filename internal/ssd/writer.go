@@ -178,9 +178,10 @@ func (v *volume) refuses(w *write) string {
 }
 
 // mayWrite says whether the device may write a page more: no demanded read waits, few enough are being written, and few enough wait for their record.
+// While the index log was not told of a clear, no page begins: those that began before it never count, by their sequence.
 func (v *volume) mayWrite(w *write) bool {
 	roomy := v.unrecorded == 0 || v.unrecorded < 2*groupPagesMax && v.unrecordedBytes+w.bytes <= 2*BatchBytes
-	return v.reads[Demand].len() == 0 && v.writing < v.store.config.WriteInflight && roomy
+	return v.reads[Demand].len() == 0 && v.writing < v.store.config.WriteInflight && v.clears == 0 && roomy
 }
 
 // submit begins the transfer of a page and of the header block behind it.
