@@ -11,6 +11,7 @@ import (
 	"orbitkv/internal/admin"
 	"orbitkv/internal/cache"
 	"orbitkv/internal/config"
+	"orbitkv/internal/ssd"
 )
 
 // commandColumns is how much of a command line a table shows.
@@ -35,6 +36,9 @@ func printStatus(w io.Writer, s admin.Status) error {
 	fmt.Fprintf(table, "copies\t%s restored, %d pages failed, %s saved\n", config.FormatSize(stats.LoadBytesTotal), stats.LoadFailuresTotal, config.FormatSize(stats.SaveBytesTotal))
 	fmt.Fprintf(table, "held\t%d leases, %d reservations; stalled %s, settling %s, quarantined %s\n", stats.Leases, stats.Reservations,
 		config.FormatSize(stats.StalledBytes), config.FormatSize(stats.SettlingBytes), config.FormatSize(stats.QuarantinedBytes))
+	if s.SSD != nil {
+		printSSD(table, s)
+	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
@@ -42,6 +46,28 @@ func printStatus(w io.Writer, s admin.Status) error {
 		return err
 	}
 	return printSessions(w, s.Cache.Sessions)
+}
+
+// printSSD adds the lines of the SSD tier.
+func printSSD(table io.Writer, s admin.Status) {
+	stats, cached := s.SSD.Stats, s.Cache.Stats
+	fmt.Fprintf(table, "ssd\t%s stored in %s, %d pages (%d retained); %d found at the start, %d records of it not used\n",
+		config.FormatSize(stats.StoredBytes), config.FormatSize(stats.PayloadBytes), sum(stats.Pages), stats.Pages["retained"], stats.RecoveredPages, sum(stats.RecoveryProblems))
+	fmt.Fprintf(table, "ssd reads\t%d pages (%s), %d failed, %d waiting, %d running; %d of the pages hit\n", stats.ReadPagesTotal, config.FormatSize(stats.ReadBytesTotal),
+		sum(stats.ReadFailuresTotal), sum(stats.ReadQueuePages), stats.ReadInflight, cached.PageHitsTierTotal)
+	fmt.Fprintf(table, "ssd writes\t%d pages (%s), %d failed, %d not taken, %d waiting, %d running; %d evicted\n", stats.WritePagesTotal, config.FormatSize(stats.WriteBytesTotal),
+		sum(stats.WriteFailuresTotal), sum(stats.WriteSkipsTotal), stats.WriteQueuePages, stats.WriteInflight, sum(stats.EvictionsTotal))
+	for _, v := range s.SSD.Volumes {
+		fmt.Fprintf(table, "ssd folder\t%s %s, %s used of %s, by %s\n", shorten(v.Name), v.State, share(v.UsedBytes, v.PayloadBytes), config.FormatSize(v.CapacityBytes), engine(v))
+	}
+}
+
+// engine is who does the I/O of a folder, and why.
+func engine(v ssd.VolumeStatus) string {
+	if v.Engine == "" {
+		return "nobody"
+	}
+	return shorten(v.Engine) + " (" + harmless(strings.TrimPrefix(v.EngineReason, v.Engine+": ")) + ")"
 }
 
 func populated(p admin.Pool) string {

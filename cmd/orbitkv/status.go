@@ -19,7 +19,6 @@ import (
 // Bounds of a look at a running Manager.
 const (
 	askWait        = 10 * time.Second
-	verifyWait     = 60 * time.Second // a verification reads every page record, and waits for its turn
 	answerBytesMax = 64 << 20
 )
 
@@ -52,39 +51,9 @@ func statusCommand() *cobra.Command {
 	return cmd
 }
 
-func verifyCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "verify",
-		Short: "Check the invariants of the running Manager",
-		Long: "Check the invariants of the running Manager.\n\nThe Manager answers no engine while it reads every page record, about one second for each million pages;\n" +
-			"engines compute meanwhile what they would restore. It runs one check at a time and rests after each.",
-		Args: cobra.NoArgs,
-	}
-	addFlags(cmd, config.FlagHTTP)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		body, err := ask(cmd, "/verify", verifyWait)
-		if err != nil {
-			return err
-		}
-		var found admin.Verification
-		if err := json.Unmarshal(body, &found); err != nil {
-			return fmt.Errorf("the verification cannot be read: %w: is another program at this address, or another release?", err)
-		}
-		if found.Violations == nil || found.OK != (len(found.Violations) == 0) {
-			return fmt.Errorf("the answer is no verification of a Cache Manager: is another program at this address?")
-		}
-		for _, v := range found.Violations {
-			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "invariant %d is broken: %s\n", v.Invariant, v.Text); err != nil {
-				return err
-			}
-		}
-		if !found.OK {
-			return errSilent
-		}
-		_, err = fmt.Fprintln(cmd.OutOrStdout(), "every invariant holds")
-		return err
-	}
-	return cmd
+// absent says that nobody answers.
+func absent(address string, err error) error {
+	return fmt.Errorf("no Cache Manager answers at %s (%w): start one with `orbitkv serve`, or name its address with --%s", address, err, config.FlagHTTP)
 }
 
 // ask reads one page of the running Manager. An answer of /verify may have status 500: it is the finding.
@@ -96,7 +65,7 @@ func ask(cmd *cobra.Command, path string, wait time.Duration) (body []byte, err 
 	client := http.Client{Timeout: wait}
 	answer, err := client.Get("http://" + address + path)
 	if err != nil {
-		return nil, fmt.Errorf("no Cache Manager answers at %s (%w): start one with `orbitkv serve`, or name its address with --%s", address, err, config.FlagHTTP)
+		return nil, absent(address, err)
 	}
 	defer func() { err = errors.Join(err, answer.Body.Close()) }()
 	body, err = io.ReadAll(io.LimitReader(answer.Body, answerBytesMax))

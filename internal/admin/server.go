@@ -42,6 +42,8 @@ type Config struct {
 	Metrics prometheus.Gatherer
 	Refused *prometheus.CounterVec // what found a bound of the server reached, by bound
 	Log     *slog.Logger
+
+	VerifySSD VerifySSD // nil without an SSD tier
 }
 
 // Server serves until Close.
@@ -52,6 +54,8 @@ type Server struct {
 	config   Config
 	slots    chan struct{}
 	verifies *gate
+
+	verifyingSSD chan struct{} // has room for the one that may run
 
 	mu      sync.Mutex
 	open    int               // connections
@@ -64,7 +68,7 @@ func Listen(config Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("HTTP address %s: %w: name another one with --http-addr, or `off`", config.Address, err)
 	}
-	s := &Server{listener: listener, done: make(chan struct{}), config: config, slots: make(chan struct{}, requestsMax), verifies: newGate(), waiting: map[net.Conn]bool{}}
+	s := &Server{listener: listener, done: make(chan struct{}), config: config, slots: make(chan struct{}, requestsMax), verifies: newGate(), waiting: map[net.Conn]bool{}, verifyingSSD: make(chan struct{}, 1)}
 	s.http = http.Server{
 		Handler: s.handler(), ReadTimeout: requestWait, WriteTimeout: answerWait, IdleTimeout: idleWait, MaxHeaderBytes: headBytesMax,
 		ErrorLog: slog.NewLogLogger(config.Log.Handler(), slog.LevelDebug), ConnState: s.count,
@@ -145,6 +149,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /readyz", s.ready)
 	mux.HandleFunc("GET /status", s.status)
 	mux.HandleFunc("GET /verify", s.verify)
+	mux.HandleFunc("GET /verify/ssd", s.verifySSD)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.config.Metrics, promhttp.HandlerOpts{
 		MaxRequestsInFlight: scrapesMax, ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelWarn),
 	}))
@@ -237,8 +242,7 @@ type Cleanup struct {
 func (s *Server) verb(what string, act func() cache.CleanupReport) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !s.allowed(r) {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "this changes state and needs the token: -H \"Authorization: Bearer $(cat "+s.config.Token.Path+")\"", http.StatusUnauthorized)
+			s.demandToken(w, "this changes state")
 			return
 		}
 		report := act()

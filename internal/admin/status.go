@@ -4,7 +4,11 @@ import (
 	"fmt"
 
 	"orbitkv/internal/cache"
+	"orbitkv/internal/ssd"
 )
+
+// volumeOff is the state of a folder that failed.
+const volumeOff = "off"
 
 // stalledPercent is the part of the pool above which stalled bytes degrade the health.
 const stalledPercent = 10
@@ -23,6 +27,32 @@ type Status struct {
 	Connections   int          `json:"connections"`
 	Pool          Pool         `json:"pool"`
 	Cache         cache.Status `json:"cache"`
+	SSD           *SSD         `json:"ssd,omitempty"` // nil without an SSD tier
+}
+
+// SSD is the tier below the pool.
+type SSD struct {
+	Volumes        []ssd.VolumeStatus `json:"volumes"`
+	Stats          ssd.Stats          `json:"stats"`
+	DemandsDropped uint64             `json:"demands_dropped_total"` // queries whose pages it was not told of
+}
+
+// pages is how many can be read.
+func (s *SSD) pages() (sum uint64) {
+	for _, n := range s.Stats.Pages {
+		sum += n
+	}
+	return sum
+}
+
+// judge says what is wrong with the tier.
+func (s *SSD) judge() (reasons []string) {
+	for _, v := range s.Volumes {
+		if v.State == volumeOff {
+			reasons = append(reasons, fmt.Sprintf("the SSD folder %s is off, and its pages are misses: %s; mend it, then restart the Manager", v.Name, v.Reason))
+		}
+	}
+	return reasons
 }
 
 // Pool is how far the memory is.
@@ -49,6 +79,9 @@ func (s *Status) Judge(stalledBytes, quarantinedBytes uint64) {
 	}
 	if quarantinedBytes > 0 {
 		s.Reasons = append(s.Reasons, fmt.Sprintf("%d bytes are quarantined: nobody can say that their last writer has stopped; a restart of the Manager frees them", quarantinedBytes))
+	}
+	if s.SSD != nil {
+		s.Reasons = append(s.Reasons, s.SSD.judge()...)
 	}
 	s.Health = "ok"
 	if len(s.Reasons) > 0 {

@@ -29,7 +29,7 @@ type Token struct {
 // Manager that was killed and is replaced; the caller owns the socket beside it, so no other Manager uses it.
 func OpenToken(path string, named bool) (*Token, error) {
 	if named {
-		secret, err := readToken(path)
+		secret, err := ReadToken(path)
 		if err == nil || !errors.Is(err, os.ErrNotExist) {
 			return &Token{Path: path, secret: secret}, err
 		}
@@ -68,8 +68,8 @@ func removeLeftover(path string) error {
 	return os.Remove(path)
 }
 
-// readToken takes a token only from a file that nobody else can read.
-func readToken(path string) (secret string, err error) {
+// ReadToken takes a token only from a file that nobody else can read.
+func ReadToken(path string) (secret string, err error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return "", fmt.Errorf("token file: %w", err)

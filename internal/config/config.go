@@ -54,6 +54,14 @@ func HTTPAddress(flags, environment Source) (string, error) {
 	return address, r.err
 }
 
+// TokenFile returns where the verbs that need the token of a running Manager find it: as that Manager's own configuration would name it.
+func TokenFile(flags, environment Source) (string, error) {
+	r := &reader{flags: flags, environment: environment}
+	named, _ := flags(FlagSocket)
+	path, _ := r.tokenFile(SocketPaths(named, environment)[0].Path)
+	return path, r.err
+}
+
 // reader reads keys and remembers the first error, so that Read is one list.
 type reader struct {
 	flags, environment Source
@@ -74,14 +82,7 @@ func Read(flags, environment Source, defaultPoolBytes uint64) (Config, error) {
 	cfg.InstanceBudgetBytes = r.size(FlagInstanceBudget, cfg.QueryBudgetBytes, 1)
 	cfg.HugePages = r.bool(FlagHugePages)
 	cfg.HTTPAddress = r.address(r.bool(FlagHTTPRemote))
-	cfg.AdminTokenFile, cfg.TokenFileNamed = r.text(FlagToken)
-	if cfg.TokenFileNamed && cfg.AdminTokenFile == "" {
-		r.fail(FlagToken, errNoPath)
-	}
-	if !cfg.TokenFileNamed {
-		cfg.AdminTokenFile = cfg.Socket + ".token"
-	}
-	cfg.AdminTokenFile = absolute(cfg.AdminTokenFile)
+	cfg.AdminTokenFile, cfg.TokenFileNamed = r.tokenFile(cfg.Socket)
 	cfg.LogLevel = r.level()
 	r.readTiers(&cfg)
 	if r.err == nil && cfg.QueryBudgetBytes > cfg.PoolBytes {
@@ -93,6 +94,17 @@ func Read(flags, environment Source, defaultPoolBytes uint64) (Config, error) {
 			FlagInstanceBudget, FormatSize(cfg.InstanceBudgetBytes), FlagQueryBudget, FormatSize(cfg.QueryBudgetBytes))
 	}
 	return cfg, r.err
+}
+
+// tokenFile is the file that the user named, or the one beside the socket.
+func (r *reader) tokenFile(socket string) (path string, named bool) {
+	path, named = r.text(FlagToken)
+	if !named {
+		path = socket + ".token"
+	} else if path == "" {
+		r.fail(FlagToken, errNoPath)
+	}
+	return absolute(path), named
 }
 
 // text returns what was written for a key, the flag before the environment.

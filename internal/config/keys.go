@@ -132,7 +132,7 @@ var Keys = []Key{
 	},
 	{
 		Flag: FlagPoolScrub, Environment: "ORBITKV_POOL_SCRUB_RATE", Side: Manager, Unit: "bytes/s", Default: "0",
-		Meaning: "Rate at which the Manager reads pages of the pool and compares them with their digests; 0 switches it off. Only pages that went to or came from the SSD have one. A page that differs is dropped, and the log names its namespace and last writer.",
+		Meaning: "Rate at which the Manager reads pages of the pool and compares them with their digests; 0 switches it off. A page that differs from what was first read of it is dropped, and the log names its namespace and last writer.",
 	},
 	{
 		Flag: FlagSSDPath, Environment: "ORBITKV_SSD_CACHE_PATH", Side: Manager, Unit: "paths", Default: "",

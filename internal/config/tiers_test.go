@@ -93,3 +93,19 @@ func TestWordsAndNumbersTakeTheirOwnDefaults(t *testing.T) {
 		}
 	}
 }
+
+func TestTheTokenIsWhereTheManagersOwnConfigurationPutsIt(t *testing.T) {
+	env := map[string]string{"XDG_RUNTIME_DIR": "/x"}
+	for _, flags := range []map[string]string{{}, {"socket": "/a/s"}, {"admin-token-file": "/t"}, {"socket": "/a/s", "admin-token-file": "/t"}} {
+		cfg, err := Read(from(flags), from(env), 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if path, err := TokenFile(from(flags), from(env)); err != nil || path != cfg.AdminTokenFile {
+			t.Errorf("%v: %s, %v; the Manager has it at %s", flags, path, err, cfg.AdminTokenFile)
+		}
+	}
+	if _, err := TokenFile(from(map[string]string{"admin-token-file": ""}), from(env)); err == nil {
+		t.Error("an empty path was taken")
+	}
+}

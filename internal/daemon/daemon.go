@@ -39,6 +39,8 @@ type Manager struct {
 	started     time.Time
 	incarnation wire.ID16
 	pool        *arena.Pool
+	views       *arena.Views // nil when nothing here reads or writes pages
+	tier        *tier        // nil without an SSD
 	cache       *cache.Cache
 	metrics     *metrics.Registry
 	sessions    *session.Server
@@ -89,10 +91,9 @@ func (m *Manager) start() (err error) {
 	if err != nil {
 		return err
 	}
-	m.cache = cache.New(cache.Config{
-		PoolBytes: m.pool.Bytes(), QueryBudgetBytes: cfg.QueryBudgetBytes, InstanceBudgetBytes: cfg.InstanceBudgetBytes, Nodes: nodesOf(m.pool),
-	})
-	m.metrics = metrics.New(m.cache.Stats, m.options.Version)
+	if err := m.startCache(); err != nil {
+		return err
+	}
 	m.sessions, err = session.Listen(session.Config{
 		Socket: cfg.Socket, Cache: m.cache, Incarnation: m.incarnation, PoolBytes: m.pool.Bytes(),
 		SessionOperations: cache.DefaultSessionOperations, Metrics: m.metrics.Channel, Log: m.log,
@@ -106,12 +107,56 @@ func (m *Manager) start() (err error) {
 	if m.token, err = admin.OpenToken(cfg.AdminTokenFile, cfg.TokenFileNamed); err != nil {
 		return err
 	}
+	var verifySSD admin.VerifySSD
+	if m.tier != nil {
+		verifySSD = m.tier.store.Verify
+	}
 	m.http, err = admin.Listen(admin.Config{
 		Address: cfg.HTTPAddress, Token: m.token, Status: m.status, Verify: m.cache.Check, Clear: m.cache.Clear, Cleanup: m.cache.Cleanup,
-		Metrics: m.metrics.Gatherer, Refused: m.metrics.HTTPRefused, Log: m.log,
+		VerifySSD: verifySSD, Metrics: m.metrics.Gatherer, Refused: m.metrics.HTTPRefused, Log: m.log,
 	})
 	return err
 }
+
+// startCache opens the SSD tier, if there is one, then makes the cache: whoever connects finds what the disk has.
+func (m *Manager) startCache() (err error) {
+	cfg := m.options.Config
+	of := cacheConfig(cfg, m.pool)
+	if of.Scrub || len(cfg.SSD.Paths) > 0 {
+		if m.views, err = m.pool.Map(); err != nil {
+			return err
+		}
+	}
+	if len(cfg.SSD.Paths) == 0 {
+		m.cache = cache.New(of)
+		m.metrics = metrics.New(m.cache.Stats, nil, m.options.Version)
+		return nil
+	}
+	if m.tier, err = openTier(cfg.SSD, m.pool, m.views, m.log); err != nil {
+		return err
+	}
+	of.Tier = m.tier
+	m.cache = cache.New(of)
+	m.tier.start(m.cache)
+	m.metrics = metrics.New(m.cache.Stats, &metrics.Tier{Stats: m.tier.store.Stats, DemandsDropped: m.tier.demands.droppedTotal}, m.options.Version)
+	return nil
+}
+
+func cacheConfig(cfg config.Config, pool *arena.Pool) cache.Config {
+	return cache.Config{
+		PoolBytes: pool.Bytes(), QueryBudgetBytes: cfg.QueryBudgetBytes, InstanceBudgetBytes: cfg.InstanceBudgetBytes, Nodes: nodesOf(pool),
+		ReadBatchBytes: cfg.ReadBatchBytes, StopPolicy: stopPolicies[cfg.StopPolicy], ReadTimeout: cfg.ReadTimeout,
+		WritePolicy: writePolicies[cfg.SSD.WritePolicy], ProtectedPercent: cfg.ProtectedPercent, LFUAdmission: cfg.LFUAdmission, Scrub: cfg.PoolScrubRate > 0,
+	}
+}
+
+// The cache's policies of the words of the configuration. Without an SSD no word is written, and no page either.
+var (
+	stopPolicies = map[string]cache.StopPolicy{
+		config.StopWaitComplete: cache.WaitComplete, config.StopBestEffort: cache.BestEffort, config.StopTimeout: cache.Timeout,
+	}
+	writePolicies = map[string]cache.WritePolicy{config.WriteAll: cache.WriteAll, config.WriteReuse: cache.WriteReuse}
+)
 
 // The cache knows an arena of each id that a pool may have.
 const _ = uint(cache.ArenasMax - arena.ArenasMax)
@@ -132,6 +177,10 @@ func (m *Manager) serve(ctx context.Context) error {
 	defer cancel(nil)
 	var work sync.WaitGroup
 	work.Go(func() { m.tick(ctx) })
+	if rate := m.options.Config.PoolScrubRate; rate > 0 {
+		s := &scrubber{cache: m.cache, views: m.views, log: m.log, rate: rate}
+		work.Go(func() { s.run(ctx) })
+	}
 	work.Go(func() { nameLeftovers(m.log, "/proc", hex.EncodeToString(m.incarnation[:4])) })
 	work.Go(func() {
 		if err := m.populate(ctx); err != nil {
@@ -211,6 +260,13 @@ func (m *Manager) stop() error {
 	if m.sessions != nil {
 		errs = append(errs, m.sessions.Close())
 	}
+	if m.tier != nil {
+		m.log.Info("closing the SSD tier: what was submitted to the disk is waited for")
+		errs = append(errs, m.tier.close())
+	}
+	if m.views != nil {
+		errs = append(errs, m.views.Close())
+	}
 	if m.pool != nil {
 		errs = append(errs, m.pool.Close())
 	}
@@ -230,6 +286,9 @@ func (m *Manager) status() admin.Status {
 		s.Pool.Error = m.progress.fault.Error()
 	}
 	m.progress.mu.Unlock()
+	if m.tier != nil {
+		s.SSD = &admin.SSD{Volumes: m.tier.store.Status(), Stats: m.tier.store.Stats(), DemandsDropped: m.tier.demands.droppedTotal()}
+	}
 	if err := m.sessions.CheckSocket(); err != nil {
 		s.SocketError = err.Error()
 	}

@@ -1,31 +1,47 @@
 package metrics
 
 import (
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"orbitkv/internal/cache"
+	"orbitkv/internal/ssd"
 )
 
-// filled is a snapshot in which every number differs from zero.
-func filled() cache.Stats {
-	var s cache.Stats
-	v := reflect.ValueOf(&s).Elem()
+// fill gives every number of a struct of statistics a value that differs from zero and from its neighbours'.
+func fill(t *testing.T, stats any) {
+	t.Helper()
+	v := reflect.ValueOf(stats).Elem()
 	for i := range v.NumField() {
-		switch f := v.Field(i); f.Kind() {
-		case reflect.Uint64:
+		switch f := v.Field(i); f.Interface().(type) {
+		case uint64:
 			f.SetUint(uint64(i) + 1)
-		case reflect.Map:
+		case float64:
+			f.SetFloat(float64(i) + 0.5)
+		case map[string]uint64:
 			f.Set(reflect.ValueOf(map[string]uint64{"x": uint64(i) + 1}))
+		case ssd.Histogram:
+			f.Set(reflect.ValueOf(ssd.Histogram{Counts: [len(ssd.DurationBounds) + 1]uint64{2: uint64(i)}, Sum: float64(i), Count: uint64(i)}))
+		default:
+			t.Fatalf("%s is of a kind that no metric shows", v.Type().Field(i).Name)
 		}
 	}
+}
+
+func filled(t *testing.T) snapshot {
+	s := snapshot{ssd: &ssd.Stats{}}
+	fill(t, &s.cache)
+	fill(t, s.ssd)
 	return s
 }
 
 func TestEveryMetricIsServedWithItsHelp(t *testing.T) {
-	registry := New(filled, "test")
+	now := filled(t)
+	tier := &Tier{Stats: func() ssd.Stats { return *now.ssd }, DemandsDropped: func() uint64 { return 0 }}
+	registry := New(func() cache.Stats { return now.cache }, tier, "test")
 	registry.Channel.Closed.WithLabelValues("x").Inc()
 	registry.Channel.Refused.WithLabelValues("x").Inc()
 	registry.Channel.Turned.WithLabelValues(ReasonBound).Inc()
@@ -48,11 +64,38 @@ func TestEveryMetricIsServedWithItsHelp(t *testing.T) {
 	}
 }
 
+func TestWithoutAnSSDItsMetricsAreAbsent(t *testing.T) {
+	now := filled(t)
+	families, err := New(func() cache.Stats { return now.cache }, nil, "test").Gatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if strings.HasPrefix(f.GetName(), "orbitkv_ssd_") {
+			t.Errorf("%s is served", f.GetName())
+		}
+	}
+}
+
+func TestBucketsOfAHistogramCountWhatIsBelow(t *testing.T) {
+	h := ssd.Histogram{Count: 6, Sum: 20}
+	h.Counts[0], h.Counts[2], h.Counts[len(ssd.DurationBounds)] = 1, 3, 2
+	counts := buckets(h)
+	for i, want := range []uint64{1, 1, 4, 4} {
+		if got := counts[ssd.DurationBounds[i]]; got != want {
+			t.Errorf("up to %v s: %d, want %d", ssd.DurationBounds[i], got, want)
+		}
+	}
+	if last := counts[ssd.DurationBounds[len(ssd.DurationBounds)-1]]; last != 4 || len(counts) != len(ssd.DurationBounds) {
+		t.Errorf("%d buckets, the last of %d: the longest are in none", len(counts), last)
+	}
+}
+
 // unserved are numbers of the cache that have no metric of their own: read-ahead enters with the tiers that read ahead.
 var unserved = []string{"WarmupPreparedBytesTotal", "WarmupRestoredBytesTotal", "WarmupUnusedBytesTotal", "WarmupPendingBytes"}
 
-func TestEveryNumberOfTheCacheIsServed(t *testing.T) {
-	read := func(s cache.Stats) (samples []sample) {
+func TestEveryNumberIsServed(t *testing.T) {
+	read := func(s snapshot) (samples []sample) {
 		for _, r := range table {
 			if r.read != nil {
 				samples = append(samples, r.read(s)...)
@@ -60,27 +103,35 @@ func TestEveryNumberOfTheCacheIsServed(t *testing.T) {
 		}
 		return samples
 	}
-	all := reflect.ValueOf(filled())
-	for i := range all.NumField() {
-		name := all.Type().Field(i).Name
-		without := filled()
-		reflect.ValueOf(&without).Elem().Field(i).SetZero()
-		if same := reflect.DeepEqual(read(filled()), read(without)); same != slices.Contains(unserved, name) {
-			t.Errorf("cache.Stats.%s: no metric changes with it: %v", name, same)
+	all := read(filled(t))
+	numbers := func(s *snapshot) []reflect.Value {
+		return []reflect.Value{reflect.ValueOf(&s.cache).Elem(), reflect.ValueOf(s.ssd).Elem()}
+	}
+	for of := range 2 {
+		first := filled(t)
+		for i := range numbers(&first)[of].NumField() {
+			without := filled(t)
+			stats := numbers(&without)[of]
+			stats.Field(i).SetZero()
+			name := stats.Type().Field(i).Name
+			if same := reflect.DeepEqual(all, read(without)); same != slices.Contains(unserved, name) {
+				t.Errorf("%s.%s: no metric changes with it: %v", stats.Type(), name, same)
+			}
 		}
 	}
 }
 
 func TestTiersSumToTheKeysAskedFor(t *testing.T) {
-	s := cache.Stats{PageHitsTotal: 3, PageMissesTotal: 4}
+	s := snapshot{cache: cache.Stats{PageHitsTotal: 5, PageHitsTierTotal: 2, PageMissesTotal: 4}}
+	want := map[string]float64{"ram": 3, "ssd": 2, "miss": 4}
 	for _, r := range table {
 		if r.name == "orbitkv_cache_tier_block_requests_total" {
-			sum := 0.0
+			got := map[string]float64{}
 			for _, v := range r.read(s) {
-				sum += v.value
+				got[v.label] = v.value
 			}
-			if sum != 7 {
-				t.Errorf("the tiers sum to %v, want 7", sum)
+			if !maps.Equal(got, want) {
+				t.Errorf("%v, want %v: they sum to what was asked for", got, want)
 			}
 		}
 	}

@@ -67,7 +67,7 @@ func newRig(t *testing.T, poolBytes uint64) *rig {
 	r.cache = cache.New(cache.Config{
 		PoolBytes: poolBytes, Seed: 1, Now: func() time.Time { return time.Now().Add(time.Duration(r.clock.Load())) },
 	})
-	r.served = metrics.New(r.cache.Stats, "test")
+	r.served = metrics.New(r.cache.Stats, nil, "test")
 	r.server, err = Listen(Config{
 		Socket: r.socket, Cache: r.cache, Incarnation: wire.ID16{1}, PoolBytes: poolBytes, SessionOperations: 128,
 		Metrics: r.served.Channel, Log: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
