@@ -1,0 +1,52 @@
+package blockio_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"orbitkv/internal/blockio"
+	"orbitkv/internal/blockio/blockiotest"
+	"orbitkv/internal/vfs"
+)
+
+// TestRing runs the suite with rings that hold far less than it submits, on memory that is registered and on memory that is not.
+func TestRing(t *testing.T) {
+	for _, depth := range []int{1, 7, 64} {
+		for _, registered := range []bool{false, true} {
+			t.Run(fmt.Sprintf("depth %d, registered %v", depth, registered), func(t *testing.T) {
+				blockiotest.Run(t, blockiotest.Suite{
+					Engine: func(t *testing.T, memory [][]byte) blockio.Engine { return openRing(t, depth, memory, registered) },
+					File: func(t *testing.T) vfs.File {
+						folder, err := vfs.NewOS(t.TempDir())
+						if err != nil {
+							t.Fatal(err)
+						}
+						return openDirectFile(t, folder, "payload")
+					},
+				})
+			})
+		}
+	}
+}
+
+func openRing(t *testing.T, depth int, memory [][]byte, registered bool) blockio.Engine {
+	t.Helper()
+	if !registered {
+		memory = nil
+	}
+	r, err := blockio.NewRing(blockio.RingConfig{Depth: depth, Memory: memory})
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
+		t.Skipf("needs io_uring, which this machine forbids: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if refused := r.Stats().NotRegistered; registered && refused != "" {
+		r.Close()
+		t.Skipf("needs memory to register: %s", refused)
+	}
+	return r
+}
