@@ -25,7 +25,7 @@ const (
 	PendingMax = 64 << 10
 	// compactionSlack is how many records a log may hold beyond twice the live pages before a compaction pays.
 	compactionSlack = 64 << 10
-	// sequenceGap is left free at each start: pages that were being written in a crash bear sequences that no record tells of.
+	// sequenceGap is left free above the recorded sequences at each start: pages that were being written in a crash bear some that no record tells of.
 	sequenceGap = 64 << 10
 )
 
@@ -75,7 +75,7 @@ type Journal struct {
 func BytesMax(pages, namespaces uint64) uint64 {
 	alive := pages + namespaces
 	current, next := 2*alive+compactionSlack+PendingMax, alive
-	return 2*format.LogHeaderBytes + format.RecordBytes*(current+next)
+	return 2*(format.LogHeaderBytes+format.Granule) + format.RecordBytes*(current+next)
 }
 
 // NextSequence gives out the sequence of a page that is about to be written: higher than all before, over the whole life of the volume. It may be

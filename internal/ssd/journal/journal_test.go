@@ -2,10 +2,15 @@ package journal
 
 import (
 	"encoding/binary"
+	"errors"
 	"hash/crc32"
 	"reflect"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"orbitkv/internal/ssd/format"
 	"orbitkv/internal/vfs"
@@ -127,39 +132,101 @@ func TestWhatWasCommittedIsThereAndWhatWasDroppedIsNot(t *testing.T) {
 }
 
 func TestSequencesNeverComeAgain(t *testing.T) {
-	fs := twin.New(1)
-	j, _ := open(t, fs)
-	highest := uint64(0)
-	for i := range 5 {
-		for range 3 {
-			next := j.NextSequence()
-			if next <= highest {
-				t.Fatalf("sequence %d came after %d", next, highest)
+	synctest.Test(t, func(t *testing.T) {
+		fs := twin.New(1)
+		highest := uint64(0)
+		for i := range 8 {
+			j, _ := open(t, fs)
+			for range 3 {
+				next := j.NextSequence()
+				if next <= highest {
+					t.Fatalf("start %d: sequence %d came after %d", i, next, highest)
+				}
+				highest = next
 			}
-			highest = next
+			var err error
+			switch i {
+			case 0:
+				j.Namespace(namespaceOf(1))
+				j.Put(pageOf(j, 1, 1, 1))
+				highest++
+			case 1:
+				j.Clear()
+			case 2:
+				err = j.Compact(slices.Values([]Put(nil)))
+			case 3:
+				err = fs.Remove(format.IndexName)
+			case 4:
+				fs.Damage(format.IndexName, 0, 1)
+			}
+			if err := errors.Join(err, j.Commit(), j.Close()); err != nil {
+				t.Fatal(err)
+			}
+			<-time.After(time.Second)
 		}
-		if i == 2 {
-			j.Clear()
-		} else if err := j.Compact(slices.Values([]Put(nil))); err != nil {
-			t.Fatal(err)
-		}
-		commit(t, j)
-		j, _ = reopened(t, fs, j)
-	}
+	})
 }
 
+func TestSequencesGrowWithAClockThatWentBack(t *testing.T) {
+	fs := twin.New(1)
+	j, _ := open(t, fs)
+	j.Namespace(namespaceOf(1))
+	first := pageOf(j, 1, 1, 1)
+	j.Put(first)
+	commit(t, j)
+	synctest.Test(t, func(t *testing.T) { // it is the year 2000
+		j, _ = reopened(t, fs, j)
+		j.Drop(first.Offset)
+		j.Clear()
+		commit(t, j)
+		j, _ = reopened(t, fs, j)
+		if next := j.NextSequence(); next < first.Sequence+2*sequenceGap {
+			t.Fatalf("sequence %d came two starts after %d", next, first.Sequence)
+		}
+	})
+}
+
+// TestAFaultBreaksTheJournalForGood fails each operation of a commit and of a new log, for once: what came later would stand on what nobody knows.
 func TestAFaultBreaksTheJournalForGood(t *testing.T) {
-	for _, op := range []twin.Operation{twin.Write, twin.Sync} {
-		t.Run(op.String(), func(t *testing.T) {
+	appends := func(j *Journal) error { return j.Commit() }
+	compacts := func(j *Journal) error { return j.Compact(slices.Values([]Put(nil))) }
+	clears := func(j *Journal) error {
+		j.Clear()
+		return j.Commit()
+	}
+	floods := func(j *Journal) error {
+		for range PendingMax {
+			j.Drop(at(0))
+		}
+		return j.Commit()
+	}
+	for name, test := range map[string]struct {
+		act  func(*Journal) error
+		rule twin.Rule
+	}{
+		"append: write":    {appends, twin.Rule{Operation: twin.Write, Err: unix.ENOSPC}},
+		"append: short":    {appends, twin.Rule{Operation: twin.Write, Moved: 50}},
+		"append: sync":     {appends, twin.Rule{Operation: twin.Sync, Err: unix.EIO}},
+		"compact: remove":  {compacts, twin.Rule{Operation: twin.Remove, Err: unix.EROFS}},
+		"compact: open":    {compacts, twin.Rule{Operation: twin.Open, Err: unix.EMFILE}},
+		"compact: write":   {compacts, twin.Rule{Operation: twin.Write, Err: unix.ENOSPC}},
+		"compact: header":  {compacts, twin.Rule{Operation: twin.Write, Nth: 2, Err: unix.EIO}},
+		"compact: sync":    {compacts, twin.Rule{Operation: twin.Sync, Err: unix.EIO}},
+		"compact: rename":  {compacts, twin.Rule{Operation: twin.Rename, Err: unix.EIO}},
+		"compact: folder":  {compacts, twin.Rule{Operation: twin.SyncFolder, Err: unix.EIO}},
+		"clear: rename":    {clears, twin.Rule{Operation: twin.Rename, Err: unix.EIO}},
+		"too many records": {floods, twin.Rule{Operation: twin.FreeBytes}},
+	} {
+		t.Run(name, func(t *testing.T) {
 			fs := twin.New(1)
 			j, _ := open(t, fs)
 			j.Namespace(namespaceOf(1))
 			commit(t, j)
-			fs.Fail(twin.Rule{Operation: op, Onward: true})
+			fs.Fail(test.rule)
 			j.Put(pageOf(j, 1, 1, 0))
-			first := j.Commit()
+			first := test.act(j)
 			if first == nil {
-				t.Fatal("a commit over a device that fails ended well")
+				t.Fatal("it ended well")
 			}
 			if err := j.Commit(); err == nil || err.Error() != first.Error() {
 				t.Fatalf("a commit after %v ended with %v", first, err)
@@ -167,8 +234,69 @@ func TestAFaultBreaksTheJournalForGood(t *testing.T) {
 			if err := j.Compact(slices.Values([]Put(nil))); err == nil {
 				t.Fatal("a broken journal made a new log")
 			}
+			_, state := reopened(t, fs, j)
+			if len(state.Namespaces) != 1 {
+				t.Fatalf("namespaces %v, want the one that was committed before", state.Namespaces)
+			}
 		})
 	}
+}
+
+// TestTheIndexNeverPassesItsBound replaces pages for so long that the log is made anew many times over.
+func TestTheIndexNeverPassesItsBound(t *testing.T) {
+	fs := twin.New(1)
+	j, _ := open(t, fs)
+	j.Namespace(namespaceOf(1))
+	commit(t, j)
+	var live [payloadPages]Put
+	for i := range live {
+		live[i] = pageOf(j, 1, i, i)
+		j.Put(live[i])
+	}
+	compactions := 0
+	for round := range 12 {
+		for i := range PendingMax/2 - payloadPages {
+			p := &live[i%payloadPages]
+			j.Drop(p.Offset)
+			p.Sequence = j.NextSequence()
+			j.Put(*p)
+		}
+		commit(t, j)
+		if j.Due(len(live)) {
+			compactions++
+			if err := j.Compact(slices.Values(live[:])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if bound := BytesMax(payloadPages, 1); uint64(fs.Peak()) > bound {
+			t.Fatalf("round %d: %d bytes on disk, the bound is %d", round, fs.Peak(), bound)
+		}
+	}
+	if compactions < 3 {
+		t.Fatalf("%d compactions", compactions)
+	}
+	_, state := reopened(t, fs, j)
+	if len(state.Puts) != payloadPages || len(state.Problems) > 0 {
+		t.Fatalf("%d pages, problems %v", len(state.Puts), state.Problems)
+	}
+}
+
+func TestAPageWhoseNamespaceWasDroppedIsNotRecorded(t *testing.T) {
+	fs := twin.New(1)
+	j, _ := open(t, fs)
+	j.Namespace(namespaceOf(1))
+	commit(t, j)
+	late := pageOf(j, 1, 1, 0)
+	j.Clear()
+	j.Put(late)
+	commit(t, j)
+	late = pageOf(j, 1, 2, 1)
+	j.DropNamespace(1)
+	j.Put(late)
+	commit(t, j)
+	_, state := reopened(t, fs, j)
+	wantPuts(t, state)
+	wantProblems(t, state, nil)
 }
 
 // seal gives bytes that were changed on purpose the checksum that they need to be looked at.

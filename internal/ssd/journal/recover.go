@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"orbitkv/internal/ssd/format"
 	"orbitkv/internal/vfs"
@@ -42,6 +43,7 @@ var ErrOtherVolume = errors.New("the index log belongs to another volume")
 // is counted once. A log that another volume or a newer version wrote is an error and stays as it is.
 func Open(fs vfs.FS, volume [16]byte, limits Limits) (*Journal, State, error) {
 	j := &Journal{fs: fs, volume: volume, namespaces: newTable(nil)}
+	j.startAbove(0)
 	state := State{Problems: map[string]uint64{}}
 	exists, err := fs.Exists(format.IndexName)
 	if err != nil {
@@ -88,12 +90,18 @@ func (j *Journal) recover(limits Limits, state *State) error {
 	r.finish(state)
 	j.namespaces = newTable(state.Namespaces)
 	j.generation, j.records = header.Generation, state.Records
-	j.sequence.Store(r.sequence + sequenceGap)
+	j.startAbove(r.sequence)
 	j.cleared = header.Cleared
 	if len(state.Problems) > 0 {
 		return j.Compact(slices.Values(state.Puts))
 	}
 	return j.settle()
+}
+
+// startAbove lets sequences begin above all that were ever given out: the highest that is recorded, and those of pages that no record tells of, since
+// they were never recorded or the log is lost. The latter is for the clock to say, in microseconds; pages are not written so fast.
+func (j *Journal) startAbove(recorded uint64) {
+	j.sequence.Store(max(recorded+sequenceGap, uint64(max(0, time.Now().UnixMicro()))))
 }
 
 // remedied says of which log an error is, and what to do where something can be done.
