@@ -24,7 +24,7 @@ const (
 	NamespacesMax    = 4096             // that are registered or have pages; of recovered ones nobody asks for the oldest go first
 	PageBytesMax     = 4 << 30          // padded
 	groupPagesMax    = 1024             // pages of one group commit
-	failuresInARow   = 5                // failed transfers after which a volume is off
+	failuresInARow   = 5                // failed transfers of one direction after which a volume is off
 	unclaimedFor     = 24 * time.Hour   // how long pages of an epoch that nobody registers are kept
 	retainedPercent  = 80               // of a volume's payload: the most that retained pages hold
 	scrubChunkBytes  = 1 << 20          // one read of scrubber and verifier

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"orbitkv/internal/vfs/twin"
@@ -47,14 +48,15 @@ type script struct {
 	draw     *rand.Rand
 	promised promised
 	spaces   map[byte]space
+	sizes    [3]uint64 // of the pages of namespaces 1 to 3
 	steps    int
 	pages    int // numbers that pages have
 }
 
 func (c *script) register() {
 	c.spaces = map[byte]space{}
-	for identity, bytes := range map[byte]uint64{1: small, 2: 5 * 4096, 3: 3 * 4096} {
-		c.spaces[identity] = c.namespace(identity, uint64(identity-1), bytes)
+	for i, bytes := range c.sizes {
+		c.spaces[byte(i+1)] = c.namespace(byte(i+1), uint64(i), bytes)
 	}
 }
 
@@ -86,7 +88,7 @@ func (c *script) run(clear bool) {
 		if len(ends) == 0 && step >= c.steps/3 && step < c.steps/3+6 {
 			c.promised.drop(3)
 			c.store.DropNamespace(c.spaces[3].handle)
-			c.spaces[3] = c.namespace(3, 2, 3*4096)
+			c.spaces[3] = c.namespace(3, 2, c.sizes[2])
 		}
 		if clear && len(ends) == 0 && step >= c.steps/2 && step < c.steps/2+6 {
 			c.promised.drop(0)
@@ -102,13 +104,17 @@ type outcome struct {
 	must map[promise]bool
 }
 
-// crashes collects an outcome before every operation that changes the disk.
-func (c *script) crashes(most int) *[]outcome {
+// crashes collects an outcome before every so many operations that change the disk.
+func (c *script) crashes(every uint64) *[]outcome {
 	var mu sync.Mutex
 	outcomes := &[]outcome{}
 	disk := c.disks[0]
 	spaces := maps.Clone(c.spaces)
+	var operations atomic.Uint64
 	disk.Hook(func(e twin.Event) {
+		if operations.Add(1)%every != 0 {
+			return
+		}
 		// A page that was promised and stored before the power was cut, and that is stored after it by the same writing, had a durable record
 		// and no durable drop at that moment.
 		must := c.promised.now()
@@ -141,7 +147,7 @@ func (c *script) sequences(spaces map[byte]space, pages map[promise]bool) map[pr
 func (c *script) recovered(t *testing.T, o *outcome) {
 	t.Helper()
 	r := openRigIn(t, c.arena, []*twin.Disk{o.disk})
-	again := &script{rig: r}
+	again := &script{rig: r, sizes: c.sizes}
 	again.register()
 	read := 0
 	for identity, s := range again.spaces {
@@ -160,8 +166,10 @@ func (c *script) recovered(t *testing.T, o *outcome) {
 			}
 		}
 	}
-	r.mustWrite(again.spaces[1], c.pages+1)
-	r.mustRead(again.spaces[1], c.pages+1)
+	if !r.stored(again.spaces[1], c.pages) {
+		r.mustWrite(again.spaces[1], c.pages)
+	}
+	r.mustRead(again.spaces[1], c.pages)
 	r.close()
 	if most := o.disk.Peak(); most > capacity {
 		t.Errorf("%s: the files occupied %d bytes, the capacity is %d", o.what, most, capacity)
@@ -171,10 +179,10 @@ func (c *script) recovered(t *testing.T, o *outcome) {
 	}
 }
 
-func newScript(t *testing.T, seed uint64, a *arena, disk *twin.Disk, steps, pages int, changes ...configure) *script {
+func newScript(t *testing.T, seed uint64, a *arena, disk *twin.Disk, sizes [3]uint64, steps, pages int) *script {
 	t.Helper()
 	c := &script{
-		rig: openRigIn(t, a, []*twin.Disk{disk}, changes...), draw: rand.New(rand.NewPCG(seed, 1)), steps: steps, pages: pages,
+		rig: openRigIn(t, a, []*twin.Disk{disk}), draw: rand.New(rand.NewPCG(seed, 1)), sizes: sizes, steps: steps, pages: pages,
 		promised: promised{pages: map[promise]bool{}},
 	}
 	c.register()
@@ -185,10 +193,10 @@ func newScript(t *testing.T, seed uint64, a *arena, disk *twin.Disk, steps, page
 // more than the capacity.
 func TestCrashBeforeEveryOperation(t *testing.T) {
 	a := newArena(64, 32<<10)
-	for seed := uint64(1); seed <= 4; seed++ {
+	for seed := uint64(1); seed <= 2; seed++ {
 		disk := twin.New(seed)
-		c := newScript(t, seed, a, disk, 150, 40)
-		outcomes := c.crashes(0)
+		c := newScript(t, seed, a, disk, [3]uint64{small, 20 << 10, 12 << 10}, 120, 30)
+		outcomes := c.crashes(1)
 		c.run(seed%2 == 0)
 		c.close()
 		disk.Hook(nil)
@@ -198,5 +206,37 @@ func TestCrashBeforeEveryOperation(t *testing.T) {
 		for i := range *outcomes {
 			c.recovered(t, &(*outcomes)[i])
 		}
+	}
+}
+
+// A store that loses its power again and again, always in the middle of replacing pages, keeps what it promised and did not evict.
+func TestCrashAfterCrash(t *testing.T) {
+	const cycles = 12
+	a := newArena(64, 64<<10)
+	disk := twin.New(5)
+	evicted := uint64(0)
+	for cycle := range uint64(cycles) {
+		c := newScript(t, cycle, a, disk, [3]uint64{64 << 10, 40 << 10, 24 << 10}, 250, 200)
+		for identity, s := range c.spaces {
+			for number := range c.pages {
+				if c.stored(s, number) && identity != 3 {
+					c.promised.add(s, number)
+				}
+			}
+		}
+		outcomes := c.crashes(53)
+		c.run(false)
+		evicted += c.store.Stats().EvictionsTotal["probationary"]
+		c.close()
+		disk.Hook(nil)
+		if most := disk.Peak(); most > capacity {
+			t.Errorf("the files occupied %d bytes, the capacity is %d", most, capacity)
+		}
+		last := &(*outcomes)[c.draw.IntN(len(*outcomes))]
+		c.recovered(t, last)
+		disk = last.disk.Crash()
+	}
+	if evicted < 10*cycles {
+		t.Errorf("only %d pages were evicted: the test replaced too few", evicted)
 	}
 }

@@ -38,13 +38,17 @@ func (a *arena) bytes(location, bytes uint64) []byte { return a.memory[location:
 
 // oracle is what a page's bytes are: a function of its namespace's identity, its group and its key.
 func oracle(identity byte, group uint16, number int, bytes uint64) []byte {
-	source := rand.New(rand.NewPCG(uint64(identity)<<32|uint64(group), uint64(number)))
 	page := make([]byte, bytes)
+	word := uint64(identity)<<48 | uint64(group)<<32 | uint64(number)
 	for at := 0; at < len(page); at += 8 {
-		binary.LittleEndian.PutUint64(page[at:], source.Uint64())
+		word = word*6364136223846793005 + 1442695040888963407
+		binary.LittleEndian.PutUint64(page[at:], word)
 	}
 	return page
 }
+
+// poison is what memory holds before a read.
+var poison = [64 << 10]byte{0: 0xEE, 4096: 0xEE, 8192: 0xEE}
 
 func keyOf(number int) *Key {
 	key := &Key{}
@@ -205,10 +209,7 @@ func (r *rig) mustWrite(s space, numbers ...int) {
 // compared before it is told.
 func (r *rig) ask(s space, group uint16, number int, priority Priority) <-chan ReadResult {
 	location := <-r.arena.free
-	poison := r.arena.bytes(location, s.bytes)
-	for i := range poison {
-		poison[i] = 0xEE
-	}
+	copy(r.arena.bytes(location, s.bytes), poison[:])
 	ended := make(chan ReadResult, 1)
 	taken := r.store.Read(Read{
 		Namespace: s.handle, Group: group, Key: *keyOf(number), Parts: parts(location, s.bytes), Priority: priority, Done: func(result ReadResult) {

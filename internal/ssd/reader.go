@@ -114,7 +114,7 @@ func (v *volume) arrived(r *read, err error) {
 	r.failure = err
 	v.reading--
 	v.checking++
-	v.transferred(err)
+	v.transferred(reads, err)
 	v.dispatch()
 	s.leave()
 	s.checks <- r

@@ -197,7 +197,7 @@ func (v *volume) factsOf(h index.Handle) pageFacts {
 func (v *volume) tried(err error) {
 	v.store.mu.Lock()
 	defer v.store.leave()
-	v.transferred(err)
+	v.transferred(reads, err)
 }
 
 // turn waits until no read is queued on the volume, and then as long as the rate asks.

@@ -2,6 +2,7 @@ package ssd
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 
 	"orbitkv/internal/blockio"
@@ -30,7 +31,7 @@ type volume struct {
 
 	state    volumeState
 	reason   string // why it is off
-	failures int    // transfers that failed in a row
+	failures [2]int // reads and writes that failed, each in a row
 	disk     uint64 // that its files occupied after the last commit, bytes
 
 	index      *index.Index
@@ -74,16 +75,27 @@ func (v *volume) await() {
 	v.changed.Wait()
 }
 
-// transferred counts transfers that fail in a row.
-func (v *volume) transferred(err error) {
+// transferred counts transfers of one direction that fail in a row: a device that takes no more writes may still be read.
+func (v *volume) transferred(d direction, err error) {
 	if err == nil {
-		v.failures = 0
+		v.failures[d] = 0
 		return
 	}
-	if v.failures++; v.failures >= failuresInARow && v.state == volumeOn {
-		v.off("reads and writes fail one after the other, the last one so: " + err.Error())
+	if v.failures[d]++; v.failures[d] >= failuresInARow {
+		v.off(fmt.Sprintf("%d %s failed one after the other, the last one so: %v", v.failures[d], d, err))
 	}
 }
+
+// direction is that of a transfer.
+type direction uint8
+
+const (
+	reads direction = iota
+	writes
+)
+
+// String is what the direction's transfers are called.
+func (d direction) String() string { return [...]string{"reads", "writes"}[d] }
 
 // off turns the volume off: its pages are misses from here on. What was submitted runs to its end (I3).
 func (v *volume) off(reason string) {

@@ -213,7 +213,7 @@ func (v *volume) wrote(w *write, err error) {
 	v.headers = append(v.headers, w.header)
 	w.header = nil
 	s.counters.deviceBytes += format.ExtentBytes(w.bytes)
-	v.transferred(err)
+	v.transferred(writes, err)
 	switch {
 	case err != nil:
 		s.config.Log.Warn("a page could not be written to the SSD cache: it is a miss", "volume", v.name, "offset", w.offset, "error", err)
