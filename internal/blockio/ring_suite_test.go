@@ -14,21 +14,22 @@ import (
 
 // TestRing runs the suite with rings that hold far less than it submits, on memory that is registered and on memory that is not.
 func TestRing(t *testing.T) {
-	for _, depth := range []int{1, 7, 64} {
-		for _, registered := range []bool{false, true} {
-			t.Run(fmt.Sprintf("depth %d, registered %v", depth, registered), func(t *testing.T) {
-				blockiotest.Run(t, blockiotest.Suite{
-					Engine: func(t *testing.T, memory [][]byte) blockio.Engine { return openRing(t, depth, memory, registered) },
-					File: func(t *testing.T) vfs.File {
-						folder, err := vfs.NewOS(t.TempDir())
-						if err != nil {
-							t.Fatal(err)
-						}
-						return openDirectFile(t, folder, "payload")
-					},
-				})
+	for _, c := range []struct {
+		depth      int
+		registered bool
+	}{{1, false}, {7, true}, {64, true}} {
+		t.Run(fmt.Sprintf("depth %d, registered %v", c.depth, c.registered), func(t *testing.T) {
+			blockiotest.Run(t, blockiotest.Suite{
+				Engine: func(t *testing.T, memory [][]byte) blockio.Engine { return openRing(t, c.depth, memory, c.registered) },
+				File: func(t *testing.T) vfs.File {
+					folder, err := vfs.NewOS(t.TempDir())
+					if err != nil {
+						t.Fatal(err)
+					}
+					return openDirectFile(t, folder, "payload")
+				},
 			})
-		}
+		})
 	}
 }
 
