@@ -1,0 +1,297 @@
+package ssd
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/vfs/twin"
+)
+
+// quietly runs a test in a bubble, in which synctest.Wait returns when nothing moves any more.
+func quietly(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, test)
+}
+
+// A backlog of writes that the device does not take holds up no read.
+func TestWritesDoNotHoldUpReads(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks)
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 8)...)
+		gate := disks[0].Gate(twin.Write, format.PayloadName)
+		var ends []<-chan WriteResult
+		for number := 100; number < 140; number++ {
+			ends = append(ends, r.begin(s, 0, number))
+		}
+		gate.Wait(DefaultWriteInflight)
+		for number := range 8 {
+			if result := r.readAs(s, number, Demand); !result.OK {
+				t.Errorf("page %d could not be read beside a backlog: %s", number, result.Reason)
+			}
+		}
+		if stats := r.store.Stats(); stats.WriteInflight != DefaultWriteInflight || stats.WriteQueuePages < 37 {
+			t.Errorf("%d pages are being written, %d wait", stats.WriteInflight, stats.WriteQueuePages)
+		}
+		gate.Open()
+		for _, ended := range ends {
+			if result := <-ended; !result.OK {
+				t.Errorf("a write behind the gate failed: %s", result.Reason)
+			}
+		}
+		r.close()
+	})
+}
+
+// While a demanded read waits no new write begins; those that were submitted go on.
+func TestDemandGoesBeforeWrites(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks, func(c *Config) { c.ReadInflight = 2 })
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 8)...)
+		gate := disks[0].Gate(twin.Read, format.PayloadName)
+		var reads []<-chan ReadResult
+		for number := range 3 {
+			reads = append(reads, r.ask(s, 0, number, Demand))
+		}
+		gate.Wait(2)
+		before, _ := disks[0].Count(twin.Write)
+		write := r.begin(s, 0, 100)
+		synctest.Wait()
+		if after, _ := disks[0].Count(twin.Write); after != before {
+			t.Errorf("%d writes began while a demanded read waited", after-before)
+		}
+		gate.Pass(1)
+		<-reads[0]
+		if result := <-write; !result.OK { // though two reads are at the gate: none waits any more
+			t.Error(result.Reason)
+		}
+		gate.Open()
+		<-reads[1]
+		<-reads[2]
+		r.close()
+	})
+}
+
+// Reads begin by priority, and in each in the order in which they came.
+func TestReadsBeginByPriority(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks, func(c *Config) { c.ReadInflight = 1 })
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 9)...)
+		gate := disks[0].Gate(twin.Read, format.PayloadName)
+		var order []int
+		ends := make(chan int, 9)
+		first := r.ask(s, 0, 8, Warm)
+		gate.Wait(1)
+		for number := range 8 {
+			ended := r.ask(s, 0, number, []Priority{Warm, Prepare, Demand}[number%3])
+			go func() {
+				if (<-ended).OK {
+					ends <- number
+				}
+			}()
+		}
+		gate.Pass(1)
+		<-first
+		for range 8 {
+			gate.Pass(1)
+			order = append(order, <-ends)
+		}
+		if want := []int{2, 5, 1, 4, 7, 0, 3, 6}; !slices.Equal(order, want) {
+			t.Errorf("reads ended in the order %v, want %v", order, want)
+		}
+		gate.Open()
+		r.close()
+	})
+}
+
+// The queue of reads is bounded in bytes: the next one is refused and may be asked for again.
+func TestReadQueueIsBounded(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks, func(c *Config) { c.ReadInflight, c.ReadQueueBytes = 2, 3*small })
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 9)...)
+		if room := r.store.ReadRoom(); room != 3 {
+			t.Errorf("room for %d reads, want 3", room)
+		}
+		gate := disks[0].Gate(twin.Read, format.PayloadName)
+		var ends []<-chan ReadResult
+		for number := range 5 {
+			ends = append(ends, r.ask(s, 0, number, Prepare))
+		}
+		if got := r.ask(s, 0, 5, Demand); got != nil || r.store.ReadRoom() != 0 || r.store.Stats().ReadQueueRefusedTotal != 1 {
+			t.Errorf("a read was taken by a full queue: room %d", r.store.ReadRoom())
+		}
+		gate.Open()
+		for _, ended := range ends {
+			<-ended
+		}
+		r.mustRead(s, 5)
+		r.close()
+	})
+}
+
+// The queue of writes is bounded in bytes, and so is all that is held for writing: what finds it full is dropped and counted.
+func TestWriteQueueIsBounded(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks, func(c *Config) { c.WriteQueueBytes = 4 * small })
+		s := r.namespace(1, 0, small)
+		gate := disks[0].Gate(twin.Write, format.PayloadName)
+		var ends []<-chan WriteResult
+		for number := range 20 {
+			if ended := r.begin(s, 0, number); ended != nil {
+				ends = append(ends, ended)
+			}
+			synctest.Wait()
+		}
+		// Two are being written, one has its digest and waits for its turn, four wait.
+		if stats := r.store.Stats(); len(ends) != 7 || stats.WriteQueueFullTotal != 13 || stats.WriteSkipsTotal[SkipFull] != 13 {
+			t.Errorf("%d pages were taken, %d found the queue full", len(ends), stats.WriteQueueFullTotal)
+		}
+		gate.Open()
+		for _, ended := range ends {
+			if result := <-ended; !result.OK {
+				t.Error(result.Reason)
+			}
+		}
+		if held := r.store.Stats().WriteHeldBytes; held != 0 {
+			t.Errorf("%d bytes are still held", held)
+		}
+		r = r.again(func(c *Config) { c.HeldBytesMax = 2 * small })
+		gate = disks[0].Gate(twin.Write, format.PayloadName)
+		s = r.namespace(1, 0, small)
+		ends = nil
+		for number := 100; number < 110; number++ {
+			if ended := r.begin(s, 0, number); ended != nil {
+				ends = append(ends, ended)
+			}
+		}
+		if len(ends) != 2 {
+			t.Errorf("%d pages are held, the bound is two", len(ends))
+		}
+		gate.Open()
+		for _, ended := range ends {
+			<-ended
+		}
+		r.close()
+	})
+}
+
+// Close waits for what was submitted, ends what was not with a reason, and everything has exactly one end.
+func TestCloseWithTransfersUnderWay(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks, func(c *Config) { c.ReadInflight = 2 })
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 8)...)
+		writing, reading := disks[0].Gate(twin.Write, format.PayloadName), disks[0].Gate(twin.Read, format.PayloadName)
+		var writes []<-chan WriteResult
+		for number := 100; number < 110; number++ {
+			writes = append(writes, r.begin(s, 0, number))
+		}
+		writing.Wait(2)
+		var reads []<-chan ReadResult
+		for number := range 5 {
+			reads = append(reads, r.ask(s, 0, number, Prepare))
+		}
+		reading.Wait(2)
+		closed := make(chan error, 1)
+		go func() { closed <- r.store.Close() }()
+		synctest.Wait()
+		select {
+		case err := <-closed:
+			t.Fatalf("the store closed with transfers under way: %v", err)
+		default:
+		}
+		if r.begin(s, 0, 200) != nil || r.ask(s, 0, 7, Demand) != nil {
+			t.Error("a closing store took a page")
+		}
+		reading.Open()
+		writing.Open()
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		for i, ended := range writes {
+			if result := <-ended; result.OK != (i < 2) || !result.OK && result.Reason != ReasonClosed {
+				t.Errorf("write %d ended as %+v", i, result)
+			}
+		}
+		for i, ended := range reads {
+			if result := <-ended; result.OK != (i < 2) || !result.OK && result.Reason != ReasonClosed {
+				t.Errorf("read %d ended as %+v", i, result)
+			}
+		}
+		if err := r.store.Close(); err == nil {
+			t.Error("a store was closed twice")
+		}
+		r = openRig(t, disks)
+		s = r.namespace(1, 0, small)
+		r.mustRead(s, append(numbers(0, 8), 100, 101)...)
+		r.close()
+	})
+}
+
+// What was submitted goes on when its namespace is dropped or the store cleared: nothing is aborted, nothing of it is visible, and its space comes
+// back only when it has ended.
+func TestDroppedPagesDrain(t *testing.T) {
+	for name, drop := range map[string]func(*rig, space){
+		"namespace": func(r *rig, s space) { r.store.DropNamespace(s.handle) },
+		"clear":     func(r *rig, _ space) { r.store.Clear() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			quietly(t, func(t *testing.T) {
+				disks := oneDisk(1)
+				r := openRig(t, disks, func(c *Config) { c.ReadInflight = 2 })
+				s := r.namespace(1, 7, small)
+				r.mustWrite(s, numbers(0, 8)...)
+				writing, reading := disks[0].Gate(twin.Write, format.PayloadName), disks[0].Gate(twin.Read, format.PayloadName)
+				writes := []<-chan WriteResult{r.begin(s, 0, 100), r.begin(s, 0, 101), r.begin(s, 0, 102)}
+				writing.Wait(2)
+				reads := []<-chan ReadResult{r.ask(s, 0, 0, Prepare), r.ask(s, 0, 1, Prepare), r.ask(s, 0, 2, Prepare)}
+				reading.Wait(2)
+				drop(r, s)
+				if r.count(s, 0, 8) != 0 || r.ask(s, 0, 3, Demand) != nil {
+					t.Error("a dropped page is stored")
+				}
+				synctest.Wait()
+				// The extents of three reads, of which one waits, and of two writes are still lent.
+				if used := r.store.Stats().UsedBytes; used != 5*format.ExtentBytes(small) {
+					t.Errorf("%d bytes are lent while five pages are under way", used)
+				}
+				if err := r.store.Check(); err != nil {
+					t.Error(err)
+				}
+				writing.Open()
+				reading.Open()
+				for i := range 3 {
+					if result := <-writes[i]; result.OK || result.Reason != ReasonDropped {
+						t.Errorf("write %d ended as %+v", i, result)
+					}
+					if result := <-reads[i]; result.OK || result.Reason != ReasonDropped {
+						t.Errorf("read %d ended as %+v", i, result)
+					}
+				}
+				s = r.namespace(1, 7, small)
+				if got := r.count(s, 0, 110); got != 0 {
+					t.Errorf("%d dropped pages came back", got)
+				}
+				r.mustWrite(s, 5, 101)
+				r = r.again()
+				s = r.namespace(1, 7, small)
+				r.mustRead(s, 5, 101)
+				if got := r.count(s, 0, 110); got != 2 {
+					t.Errorf("%d pages are stored after a restart, want 2", got)
+				}
+				r.close()
+			})
+		})
+	}
+}
