@@ -434,6 +434,11 @@ func TestPrivatePagesStayOutOfTheTier(t *testing.T) {
 	if len(b.writes) != 0 || b.last != 1 {
 		t.Fatalf("%d writes, %d namespaces", len(b.writes), b.last)
 	}
+	b.stored[storedKey{0, 0, keyOf(0)}], b.stored[storedKey{0, 0, keyOf(1)}] = true, true
+	found, err := r.SubmitQuery(e.ranks[0].id, Query{Operation: 1, Revision: 1, Namespace: private.Namespace, Keys: keysOf(0, 2)})
+	if err != nil || found.Outcome != wire.OutcomeReady || found.Pages != 1 {
+		t.Fatalf("%+v %v", found, err)
+	}
 	r.check()
 }
 
