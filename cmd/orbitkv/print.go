@@ -58,7 +58,7 @@ func printSSD(table io.Writer, s admin.Status) {
 	fmt.Fprintf(table, "ssd writes\t%d pages (%s), %d failed, %d not taken, %d waiting, %d running; %d evicted\n", stats.WritePagesTotal, config.FormatSize(stats.WriteBytesTotal),
 		sum(stats.WriteFailuresTotal), sum(stats.WriteSkipsTotal), stats.WriteQueuePages, stats.WriteInflight, sum(stats.EvictionsTotal))
 	for _, v := range s.SSD.Volumes {
-		fmt.Fprintf(table, "ssd folder\t%s %s, %s used of %s, by %s\n", shorten(v.Name), v.State, share(v.UsedBytes, v.PayloadBytes), config.FormatSize(v.CapacityBytes), engine(v))
+		fmt.Fprintf(table, "ssd folder\t%s %s, %s used of %s, by %s\n", oneLine(v.Name), v.State, share(v.UsedBytes, v.PayloadBytes), config.FormatSize(v.CapacityBytes), engine(v))
 	}
 }
 
@@ -67,7 +67,7 @@ func engine(v ssd.VolumeStatus) string {
 	if v.Engine == "" {
 		return "nobody"
 	}
-	return shorten(v.Engine) + " (" + harmless(strings.TrimPrefix(v.EngineReason, v.Engine+": ")) + ")"
+	return oneLine(v.Engine) + " (" + oneLine(strings.TrimPrefix(v.EngineReason, v.Engine+": ")) + ")"
 }
 
 func populated(p admin.Pool) string {
@@ -141,14 +141,19 @@ func harmless(text string) string {
 	}, text)
 }
 
-// shorten fits text into a column and takes out what would break the table.
-func shorten(text string) string {
-	text = strings.Map(func(r rune) rune {
+// oneLine takes out what would break a table.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r
 	}, text)
+}
+
+// shorten fits text into a column and takes out what would break the table.
+func shorten(text string) string {
+	text = oneLine(text)
 	if runes := []rune(text); len(runes) > commandColumns {
 		return string(runes[:commandColumns-3]) + "..."
 	}

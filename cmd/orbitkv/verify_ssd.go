@@ -55,7 +55,7 @@ func (v *ssdVerification) run(cmd *cobra.Command) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), endSignals()...)
 	defer stop()
-	out := &findings{to: cmd.OutOrStdout(), progress: cmd.ErrOrStderr()}
+	out := &findings{to: cmd.OutOrStdout(), progress: cmd.ErrOrStderr(), told: time.Now()}
 	if v.running {
 		err = verifyRunning(ctx, cmd, rate, out)
 	} else {

@@ -12,7 +12,7 @@ import (
 	"orbitkv/internal/cache"
 )
 
-const scrubRest = 10 * time.Second // between two passes over the pool
+const scrubRest = time.Second // between two passes over the pool
 
 // scrubber reads the pool's pages at a rate and lets the cache compare their digests.
 type scrubber struct {
