@@ -38,3 +38,26 @@ func TestPagesThatWereWrittenOverEnd(t *testing.T) {
 		}
 	}
 }
+
+// TestPagesUnderOneKeyEnd draws keys that differ in their later bytes alone, and others that do not differ.
+func TestPagesUnderOneKeyEnd(t *testing.T) {
+	for seed := range uint64(200) {
+		draw := rand.New(rand.NewPCG(seed, 3))
+		puts := make([]Put, draw.IntN(40))
+		for i := range puts {
+			puts[i] = Put{Bytes: uint64(draw.IntN(5)) * format.Granule, Sequence: uint64(i), Group: uint16(draw.IntN(2)), Namespace: uint32(draw.IntN(2))}
+			puts[i].Key[draw.IntN(2)*20] = byte(draw.IntN(3))
+		}
+		want, ended := slices.Clone(puts), uint64(0)
+		for i, p := range puts {
+			replaced := func(q Put) bool { return q.Bytes > 0 && q.pageKey() == p.pageKey() }
+			if p.Bytes > 0 && slices.ContainsFunc(puts[i+1:], replaced) {
+				want[i].Bytes = 0
+				ended++
+			}
+		}
+		if got := endDuplicates(puts); got != ended || !slices.Equal(puts, want) {
+			t.Fatalf("seed %d: %d ended of %+v, want %d of %+v", seed, got, puts, ended, want)
+		}
+	}
+}

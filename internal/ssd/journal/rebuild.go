@@ -147,21 +147,6 @@ func (s *scan) page(h *format.PageHeader, found uint64) {
 
 // settle leaves the pages that no later one took the space or the key of, the oldest first.
 func (s *scan) settle() {
-	if n := endOverlapping(s.state.Puts); n > 0 {
-		s.state.Problems[Overlapping] += n
-	}
 	slices.SortFunc(s.state.Puts, func(x, y Put) int { return cmp.Compare(x.Sequence, y.Sequence) })
-	latest := map[pageKey]uint64{}
-	for _, p := range s.state.Puts {
-		if p.Bytes > 0 {
-			latest[pageKey{p.Key, p.Namespace, p.Group}] = p.Sequence
-		}
-	}
-	s.state.Puts = slices.DeleteFunc(s.state.Puts, func(p Put) bool {
-		replaced := p.Bytes > 0 && latest[pageKey{p.Key, p.Namespace, p.Group}] != p.Sequence
-		if replaced {
-			s.state.Problems[Duplicate]++
-		}
-		return p.Bytes == 0 || replaced
-	})
+	s.state.Puts = sound(s.state.Puts, s.state.Problems)
 }

@@ -2,7 +2,6 @@ package journal
 
 import (
 	"errors"
-	"slices"
 
 	"orbitkv/internal/ssd/format"
 	"orbitkv/internal/vfs"
@@ -21,11 +20,11 @@ type replay struct {
 	spaces  []space
 	current map[uint32]uint32 // number of a namespace to its place in spaces
 
-	puts     []Put    // those that something ended have zero Bytes
-	owners   []uint32 // place in spaces, by place in puts
-	byKey    map[pageKey]uint32
-	byOffset map[uint64]uint32
-	bad      uint64 // slots without a record since the last record
+	puts     []Put             // those that something ended have zero Bytes
+	owners   []uint32          // place in spaces, by place in puts
+	byOffset map[uint64]uint32 // place in puts
+	ended    int               // of puts
+	bad      uint64            // slots without a record since the last record
 }
 
 // space is a namespace from its record until the one that drops it.
@@ -35,16 +34,10 @@ type space struct {
 	dropped bool
 }
 
-type pageKey struct {
-	key   [32]byte
-	space uint32
-	group uint16
-}
-
 func newReplay(header format.LogHeader, limits Limits, problems map[string]uint64) *replay {
 	return &replay{
 		header: header, limits: limits, problems: problems, sequence: header.Sequence,
-		current: map[uint32]uint32{}, byKey: map[pageKey]uint32{}, byOffset: map[uint64]uint32{},
+		current: map[uint32]uint32{},
 	}
 }
 
@@ -75,7 +68,7 @@ func (r *replay) read(file vfs.File, size int64) (slots uint64, err error) {
 
 func (r *replay) reserve(puts uint64) {
 	r.puts, r.owners = make([]Put, 0, puts), make([]uint32, 0, puts)
-	r.byKey, r.byOffset = make(map[pageKey]uint32, puts), make(map[uint64]uint32, puts)
+	r.byOffset = make(map[uint64]uint32, puts)
 }
 
 // slot applies what stands in one place of the log.
@@ -128,19 +121,20 @@ func (r *replay) put(record *format.Record) {
 		r.problems[OutOfBounds]++
 		return
 	}
-	key := pageKey{record.Key, owner, record.Group}
-	if i, found := r.byKey[key]; found {
-		r.problems[Duplicate]++
-		r.end(i)
-	}
 	if i, found := r.byOffset[record.Offset]; found {
 		if !r.spaces[r.owners[i]].dropped {
 			r.problems[Overlapping]++
 		}
 		r.end(i)
 	}
-	i := uint32(len(r.puts))
-	r.byKey[key], r.byOffset[record.Offset] = i, i
+	if len(r.puts) == cap(r.puts) && r.ended > len(r.puts)/3 {
+		r.forget()
+		clear(r.byOffset)
+		for i := range r.puts {
+			r.byOffset[r.puts[i].Offset] = uint32(i)
+		}
+	}
+	r.byOffset[record.Offset] = uint32(len(r.puts))
 	r.owners = append(r.owners, owner)
 	r.puts = append(r.puts, Put{
 		Namespace: record.Namespace, Group: record.Group, Key: record.Key, Offset: record.Offset, Bytes: record.Bytes,
@@ -151,9 +145,21 @@ func (r *replay) put(record *format.Record) {
 // end takes a page out of the state.
 func (r *replay) end(i uint32) {
 	p := &r.puts[i]
-	delete(r.byKey, pageKey{p.Key, r.owners[i], p.Group})
 	delete(r.byOffset, p.Offset)
 	p.Bytes = 0
+	r.ended++
+}
+
+// forget takes out the pages that ended, so that memory follows what is alive and not the length of the log. byOffset is wrong after it.
+func (r *replay) forget() {
+	kept := 0
+	for i := range r.puts {
+		if r.puts[i].Bytes > 0 && !r.spaces[r.owners[i]].dropped {
+			r.puts[kept], r.owners[kept] = r.puts[i], r.owners[i]
+			kept++
+		}
+	}
+	r.puts, r.owners, r.ended = r.puts[:kept], r.owners[:kept], 0
 }
 
 func (r *replay) dropSpace(number uint32) {
@@ -170,16 +176,6 @@ func (r *replay) finish(state *State) {
 			state.Namespaces = append(state.Namespaces, s.Namespace)
 		}
 	}
-	for i := range r.puts {
-		if r.spaces[r.owners[i]].dropped {
-			r.puts[i].Bytes = 0
-		}
-	}
-	ended := func(p Put) bool { return p.Bytes == 0 }
-	r.puts = slices.DeleteFunc(r.puts, ended)
-	if n := endOverlapping(r.puts); n > 0 {
-		r.problems[Overlapping] += n
-		r.puts = slices.DeleteFunc(r.puts, ended)
-	}
-	state.Puts = r.puts
+	r.forget()
+	state.Puts = sound(r.puts, r.problems)
 }

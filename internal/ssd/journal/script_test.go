@@ -73,7 +73,7 @@ func (o *oracle) check(state State) error {
 	clear(found)
 	keys := map[pageKey]bool{}
 	for _, p := range state.Puts {
-		key := pageKey{p.Key, p.Namespace, p.Group}
+		key := p.pageKey()
 		if keys[key] {
 			return fmt.Errorf("two pages are stored under the key of %+v", p)
 		}
