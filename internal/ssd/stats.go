@@ -4,6 +4,7 @@ import (
 	"maps"
 
 	"orbitkv/internal/index"
+	"orbitkv/internal/ssd/format"
 )
 
 // counters only grow.
@@ -39,13 +40,13 @@ func newCounters() counters {
 	}
 }
 
-// Stats is every number of the store. Fields that end in Total only grow; the others are what is now. Bytes of pages are padded and
-// without the header block behind each, unless said otherwise.
+// Stats is every number of the store. Fields that end in Total only grow; the others are what is now. Bytes of pages are padded, without the
+// header block behind each.
 type Stats struct {
 	CapacityBytes    uint64            `json:"capacity_bytes"`    // the hard limit
 	PayloadBytes     uint64            `json:"payload_bytes"`     // of the volumes that are on: what pages can have of it
 	UsedBytes        uint64            `json:"used_bytes"`        // of the payload: lent to pages, readable or being written or waiting to be free
-	StoredBytes      uint64            `json:"stored_bytes"`      // of pages that can be read, with their header blocks
+	StoredBytes      uint64            `json:"stored_bytes"`      // of pages that can be read
 	DiskBytes        uint64            `json:"disk_bytes"`        // that the volumes' files occupy
 	Pages            map[string]uint64 `json:"pages"`             // that can be read, by class
 	Namespaces       uint64            `json:"namespaces"`        // that are registered or have pages
@@ -152,7 +153,7 @@ func (stats *Stats) add(v *volume) {
 	stats.IndexBytes += v.index.Bytes() + v.facts.bytes()
 	for _, class := range index.Classes {
 		stats.Pages[class.String()] += v.index.Resident(class)
-		stats.StoredBytes += v.classBytes[class]
+		stats.StoredBytes += v.classBytes[class] - v.index.Resident(class)*format.PageHeaderBytes
 	}
 }
 
