@@ -75,7 +75,7 @@ func checkFolder(folder string, bytes uint64) error {
 		return fmt.Errorf("%s: statfs: %w", folder, err)
 	}
 	if free := fs.Bavail * uint64(fs.Bsize); free < bytes {
-		return fmt.Errorf("%s has %d bytes free and the file would take %d: give a smaller --size or another folder", folder, free, bytes)
+		return fmt.Errorf("%s has %d bytes free and the file would take %d: give a smaller --size, fewer --recovery-pages or another folder", folder, free, bytes)
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ type host struct {
 	namespace uint32
 	schedules []cache.SessionID
 	operation []uint64
+	bells     []bell
 }
 
 // deaf drops every notice: nobody waits for one here.
@@ -25,12 +26,25 @@ type deaf struct{}
 
 func (deaf) Push(cache.Notice) bool { return true }
 
+// bell rings for a notice, once for as many as come before somebody listens.
+type bell chan struct{}
+
+// Push implements cache.Sink.
+func (b bell) Push(cache.Notice) bool {
+	select {
+	case b <- struct{}{}:
+	default:
+	}
+	return true
+}
+
 const hostArena = 0
 
 // newHost makes a cache with a pool of poolBytes whose pages have pageBytes, and as many scheduler sessions as asked, each of its
 // own instance.
-func newHost(poolBytes, pageBytes uint64, schedulers int) (*host, error) {
-	h := &host{cache: cache.New(cache.Config{PoolBytes: poolBytes, Seed: 1})}
+func newHost(config cache.Config, poolBytes, pageBytes uint64, schedulers int) (*host, error) {
+	config.PoolBytes, config.Seed = poolBytes, 1
+	h := &host{cache: cache.New(config)}
 	h.cache.AddArena(hostArena, -1, poolBytes)
 	process := h.cache.OpenProcess(cache.Process{PID: os.Getpid()})
 	for i := range schedulers {
@@ -49,7 +63,8 @@ func newHost(poolBytes, pageBytes uint64, schedulers int) (*host, error) {
 		if err := h.cache.Mapped(worker, hostArena, true, ""); err != nil {
 			return nil, err
 		}
-		scheduler, _, err := h.cache.OpenSession(process, wire.RoleScheduler, "bench", deaf{})
+		rings := make(bell, 1)
+		scheduler, _, err := h.cache.OpenSession(process, wire.RoleScheduler, "bench", rings)
 		if err != nil {
 			return nil, err
 		}
@@ -60,7 +75,7 @@ func newHost(poolBytes, pageBytes uint64, schedulers int) (*host, error) {
 		if i == 0 {
 			h.worker, h.namespace = worker, registered.Namespace
 		}
-		h.schedules, h.operation = append(h.schedules, scheduler), append(h.operation, 0)
+		h.schedules, h.operation, h.bells = append(h.schedules, scheduler), append(h.operation, 0), append(h.bells, rings)
 	}
 	return h, nil
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"orbitkv/internal/cache"
 	"orbitkv/internal/wire"
 )
 
@@ -53,7 +54,7 @@ func (o PoolOptions) bareIndex(ctx context.Context, r *report) error {
 // index fills a cache with millions of pages and asks for windows of them, alone and while the garbage collector runs without end.
 func (o PoolOptions) index(ctx context.Context, r *report) error {
 	heap, resident := memoryInUse()
-	h, err := newHost(uint64(o.IndexPages)*sliceBytes, sliceBytes, clientCounts[len(clientCounts)-1])
+	h, err := newHost(cache.Config{}, uint64(o.IndexPages)*sliceBytes, sliceBytes, clientCounts[len(clientCounts)-1])
 	if err != nil {
 		return err
 	}

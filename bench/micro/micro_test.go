@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"orbitkv/bench/stat"
+	"orbitkv/internal/cache"
 )
 
 // TestTheTableJoinsRounds checks that rounds are joined by name and clients, and that a ceiling is found among equal clients.
@@ -42,7 +43,7 @@ func TestTheTableJoinsRounds(t *testing.T) {
 // TestTheHostFindsWhatItPublished runs the in-process scenarios' own checks: pages found, granted, reclaimed.
 func TestTheHostFindsWhatItPublished(t *testing.T) {
 	const pages = 4096
-	h, err := newHost(pages*sliceBytes, sliceBytes, 2)
+	h, err := newHost(cache.Config{}, pages*sliceBytes, sliceBytes, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +210,18 @@ func TestWhatCannotBeMeasuredIsRefused(t *testing.T) {
 		return Pool(ctx, PoolOptions{Options: common(change), PoolBytes: bytes, IndexPages: pages}, io.Discard)
 	}
 	ssd := func(path string, bytes, block uint64, depths ...int) error {
-		return SSD(ctx, SSDOptions{Options: common(as), Path: path, FileBytes: bytes, Blocks: []uint64{block}, Depths: depths}, io.Discard)
+		return SSD(ctx, SSDOptions{
+			Options: common(as), Path: path, FileBytes: bytes, Blocks: []uint64{block}, Depths: depths,
+			Pages: []uint64{diskAlign}, Engines: []string{"pool"}, Throttle: 1 << 20, RecoveryPages: 1000,
+		}, io.Discard)
+	}
+	store := func(change func(*SSDOptions)) error {
+		o := SSDOptions{
+			Options: common(as), Path: folder, FileBytes: layBlock, Blocks: []uint64{diskAlign}, Depths: []int{1},
+			Pages: []uint64{diskAlign}, Engines: []string{"pool"}, Throttle: 1 << 20, RecoveryPages: 1000,
+		}
+		change(&o)
+		return SSD(ctx, o, io.Discard)
 	}
 	_, unwritable := openLines(filepath.Join(folder, "none", "file"))
 	for _, c := range []struct {
@@ -218,7 +230,7 @@ func TestWhatCannotBeMeasuredIsRefused(t *testing.T) {
 	}{
 		{pool(poolBytesMin, indexPagesMin, func(o *Options) { o.Rounds = 0 }), "--rounds is 0"},
 		{pool(poolBytesMin, indexPagesMin, func(o *Options) { o.RowTime = 0 }), "--time is 0s"},
-		{pool(poolBytesMin, indexPagesMin, func(o *Options) { o.Only = regexp.MustCompile("none") }), "they are populate, copy, reclaim, index"},
+		{pool(poolBytesMin, indexPagesMin, func(o *Options) { o.Only = regexp.MustCompile("none") }), "they are populate, copy, reclaim, tier, index"},
 		{pool(1, indexPagesMin, as), "--pool is 1 bytes"},
 		{pool(1<<51, indexPagesMin, as), "--pool is"},
 		{pool(1<<50, indexPagesMin, as), "give a smaller --pool"},
@@ -235,6 +247,14 @@ func TestWhatCannotBeMeasuredIsRefused(t *testing.T) {
 		{ssd("/proc/version", layBlock, diskAlign, 1), "/proc/version is no folder"},
 		{ssd(folder, 1<<60, diskAlign, 1), "give a smaller --size"},
 		{ssd("/proc", layBlock, diskAlign, 1), "/proc"},
+		{store(func(o *SSDOptions) { o.Pages = nil }), "--pages and --engines need one value"},
+		{store(func(o *SSDOptions) { o.Pages = []uint64{512} }), "--pages has 512"},
+		{store(func(o *SSDOptions) { o.Pages = []uint64{layBlock} }), "of which --size holds 16"},
+		{store(func(o *SSDOptions) { o.Engines = []string{"tape"} }), `--engines has "tape": name pool or uring`},
+		{store(func(o *SSDOptions) { o.Throttle = 1 }), "--throttle is 1"},
+		{store(func(o *SSDOptions) { o.RecoveryPages = 1 }), "--recovery-pages is 1"},
+		{store(func(o *SSDOptions) { o.RecoveryPages = 1 << 25 }), "--recovery-pages is 33554432"},
+		{store(func(o *SSDOptions) { o.RecoveryPages = recoveryPagesMax }), "give a smaller --size"},
 		{channel(1<<60, 64), "give a smaller --pool, or end what uses it"},
 		{unwritable, "--json"},
 	} {

@@ -44,6 +44,8 @@ func Pool(ctx context.Context, o PoolOptions, out io.Writer) error {
 		{"copy", o.copies},
 		{"reclaim", o.bareReclaim},
 		{"reclaim", o.reclaim},
+		{"tier", o.bareTiered},
+		{"tier", o.tiered},
 		{"index", o.bareIndex},
 		{"index", o.index},
 	}

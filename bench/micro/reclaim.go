@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"orbitkv/internal/cache"
 )
 
 // Sizes of the reclaim section. Its pool is a number, not memory.
@@ -39,7 +41,7 @@ func bareReserve(pages int) string {
 // reclaim asks for 1 GiB in a full pool and in an empty one.
 func (o PoolOptions) reclaim(ctx context.Context, r *report) error {
 	for _, pageBytes := range reclaimPages {
-		h, err := newHost(reclaimPoolBytes, pageBytes, 1)
+		h, err := newHost(cache.Config{}, reclaimPoolBytes, pageBytes, 1)
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -16,13 +18,51 @@ type SSDOptions struct {
 	FileBytes uint64   // of the file that is made there
 	Blocks    []uint64 // bytes of one read or write
 	Depths    []int    // reads or writes at a time
+
+	Pages         []uint64 // bytes of the store's pages
+	Engines       []string // of the store: pool, uring or both
+	Throttle      uint64   // bytes a second of the disk of the section backlog
+	RecoveryPages int      // of the section recovery
 }
 
-const ssdNote = "These rows are the ceiling of an SSD tier: what the disk gives a pool of threads that each wait for one pread or pwrite at a random place. The tier's own\n" +
-	"rows will stand beside them; this version of `orbitkv serve` has no SSD tier yet, so that there is nothing to compare. A write ends when the disk has taken it;\n" +
-	"what a flush of the disk's own cache costs is not in it."
+const ssdNote = "Rows of read and write are the ceiling of an SSD tier: what the disk gives a pool of threads that each wait for one pread or pwrite at a random place; such a\n" +
+	"write ends when the disk has taken it. Rows of store are the tier of `orbitkv serve` in this process, and stand beside the raw disk in blocks of a page at the depth\n" +
+	"that the store gives the device: its writes end when page and record are durable, two flushes of the disk a group included, and each page takes another's place; its\n" +
+	"reads end when the digest is compared. Processor time is that of the whole process. A backlog's disk is slowed on purpose, reads and writes each to their own rate."
 
-func (o SSDOptions) check() error {
+func (o SSDOptions) check() error { return errors.Join(o.checkRaw(), o.checkStore()) }
+
+// checkStore says what of the store's own sections cannot be measured.
+func (o SSDOptions) checkStore() error {
+	if len(o.Pages) == 0 || len(o.Engines) == 0 {
+		return errors.New("--pages and --engines need one value each at least")
+	}
+	for _, page := range o.Pages {
+		if page < diskAlign || page%diskAlign != 0 || page > blockBytesMax || storeShare*page > o.FileBytes {
+			return fmt.Errorf("--pages has %d bytes: give multiples of %d up to %d, of which --size holds %d at least", page, diskAlign, blockBytesMax, storeShare)
+		}
+	}
+	for _, engine := range o.Engines {
+		if !slices.Contains(storeEngines, engine) {
+			return fmt.Errorf("--engines has %q: name %s", engine, strings.Join(storeEngines, " or "))
+		}
+	}
+	if o.Throttle < throttleMin {
+		return fmt.Errorf("--throttle is %d bytes a second: give %d at least", o.Throttle, throttleMin)
+	}
+	if o.RecoveryPages < recoveryPagesMin || o.RecoveryPages > recoveryPagesMax {
+		return fmt.Errorf("--recovery-pages is %d: give %d to %d", o.RecoveryPages, recoveryPagesMin, recoveryPagesMax)
+	}
+	return nil
+}
+
+// Bounds of the store's own sections.
+const (
+	storeShare  = 16      // pages that a store holds at least
+	throttleMin = 1 << 20 // bytes a second
+)
+
+func (o SSDOptions) checkRaw() error {
 	if o.FileBytes < layBlock || o.FileBytes%layBlock != 0 {
 		return fmt.Errorf("--size is %d bytes: give a multiple of 1 MiB", o.FileBytes)
 	}
@@ -55,11 +95,14 @@ func SSD(ctx context.Context, o SSDOptions, out io.Writer) (err error) {
 	sections := []section{
 		{"read", func(ctx context.Context, r *report) error { return o.rows(ctx, r, "read", d.read) }},
 		{"write", func(ctx context.Context, r *report) error { return o.rows(ctx, r, "write", d.write) }},
+		{"store", func(ctx context.Context, r *report) error { return o.store(ctx, r, d) }},
+		{"backlog", o.backlog},
+		{"recovery", o.recovery},
 	}
 	if err := errors.Join(o.check(), o.Options.check(sections)); err != nil {
 		return err
 	}
-	if err := checkFolder(o.Path, o.FileBytes); err != nil {
+	if err := checkFolder(o.Path, o.diskBytes(sections)); err != nil {
 		return err
 	}
 	fmt.Fprintf(o.Progress, "ssd: filling a file of %s in %s\n", sizeName(o.FileBytes), o.Path)
@@ -75,6 +118,21 @@ func SSD(ctx context.Context, o SSDOptions, out io.Writer) (err error) {
 		d.storage.Device, sizeName(d.bytes), d.storage.Direct)
 	r.note = ssdNote
 	return run(ctx, o.Options, r, sections, out)
+}
+
+// diskBytes is what the file and the largest of the stores beside it take.
+func (o SSDOptions) diskBytes(sections []section) uint64 {
+	beside := uint64(0)
+	for _, s := range sections {
+		switch {
+		case !o.wants(s):
+		case s.name == "recovery":
+			beside = max(beside, o.recoveryBytes())
+		case s.name == "store" || s.name == "backlog":
+			beside = max(beside, o.FileBytes, backlogStorage*(backlogBytes+writersMin*slices.Max(o.Pages)))
+		}
+	}
+	return o.FileBytes + beside
 }
 
 // rows measures one row for each block size and depth.

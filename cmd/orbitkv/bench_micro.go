@@ -49,11 +49,11 @@ func benchPoolCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pool",
 		Short: "Measure the memory pool and the index in this process, beside plain memory",
-		Long: "Measures how fast arenas are populated, copies into and out of their mappings with 1 and more threads, reserving and evicting, and the index's memory\n" +
-			"for each page, beside plain memory. Starts no Manager. Needs three times --pool of memory.",
+		Long: "Measures how fast arenas are populated, copies into and out of their mappings with 1 and more threads, reserving and evicting, queries with a slower tier\n" +
+			"below the pool, and the index's memory for each page, beside plain memory. Starts no Manager. Needs three times --pool of memory.",
 		Args: flagsAlone,
 	}
-	read := microFlags(cmd, &o.Options, "populate, copy, reclaim, index")
+	read := microFlags(cmd, &o.Options, "populate, copy, reclaim, tier, index")
 	pool := cmd.Flags().String("pool", "1gib", "size of the arenas that are populated and copied")
 	cmd.Flags().IntVar(&o.IndexPages, "index-pages", 10_000_000, "pages of the index section")
 	cmd.RunE = microRun(func(ctx context.Context) error {
@@ -69,9 +69,10 @@ func benchSSDCommand() *cobra.Command {
 	o := micro.SSDOptions{}
 	cmd := &cobra.Command{
 		Use:   "ssd FOLDER",
-		Short: "Measure the disk below an SSD tier: raw aligned reads and writes around the page cache",
-		Long: "Makes a file in FOLDER, fills it, reads and writes it at random places with O_DIRECT by a pool of threads, and removes it; however the run ends, no file\n" +
-			"is left. Figures are only given where O_DIRECT really holds. It writes to the disk for as long as it runs.",
+		Short: "Measure the SSD tier beside the disk below it: raw aligned reads and writes, the store, a hit behind writes, recovery",
+		Long: "Makes a file in FOLDER, fills it, reads and writes it at random places with O_DIRECT by a pool of threads, and removes it; however the run ends, no page\n" +
+			"is left. Then the SSD store of `orbitkv serve` does the same in folders of its own, with every byte compared; a demand read is timed behind a backlog of\n" +
+			"writes on a disk that is slowed on purpose; and a store is opened that has many pages. Figures are only given where O_DIRECT really holds. It writes to the disk for as long as it runs.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fmt.Errorf("%d folders are named: name the FOLDER on the disk to measure, as in `orbitkv bench ssd /mnt/cache`", len(args))
@@ -79,27 +80,38 @@ func benchSSDCommand() *cobra.Command {
 			return nil
 		},
 	}
-	read := microFlags(cmd, &o.Options, "read, write")
-	size := cmd.Flags().String("size", "2gib", "size of the file")
+	read := microFlags(cmd, &o.Options, "read, write, store, backlog, recovery")
+	size := cmd.Flags().String("size", "2gib", "size of the file, and of a store beside it")
 	blocks := cmd.Flags().StringSlice("blocks", []string{"4kib", "128kib", "1mib", "9mib"}, "bytes of one read or write")
 	cmd.Flags().IntSliceVar(&o.Depths, "depths", []int{1, 8, 32}, "reads or writes at a time")
+	pages := cmd.Flags().StringSlice("pages", []string{"64kib", "256kib", "9mib"}, "bytes of the store's pages")
+	cmd.Flags().StringSliceVar(&o.Engines, "engines", []string{"pool", "uring"}, "engines of the store: pool, uring")
+	throttle := cmd.Flags().String("throttle", "200mib", "bytes a second that the disk of the section backlog reads, and writes")
+	cmd.Flags().IntVar(&o.RecoveryPages, "recovery-pages", 100_000, "pages of the section recovery; each takes 36 KiB of the disk meanwhile")
 	cmd.RunE = func(cmd *cobra.Command, arguments []string) error {
 		o.Path = arguments[0]
 		return microRun(func(ctx context.Context) error {
-			if err := errors.Join(read(), readSize("size", *size, &o.FileBytes)); err != nil {
+			err := errors.Join(read(), readSize("size", *size, &o.FileBytes), readSize("throttle", *throttle, &o.Throttle),
+				readSizes("blocks", *blocks, &o.Blocks), readSizes("pages", *pages, &o.Pages))
+			if err != nil {
 				return err
-			}
-			for _, text := range *blocks {
-				var bytes uint64
-				if err := readSize("blocks", text, &bytes); err != nil {
-					return err
-				}
-				o.Blocks = append(o.Blocks, bytes)
 			}
 			return micro.SSD(ctx, o, cmd.OutOrStdout())
 		})(cmd, arguments)
 	}
 	return cmd
+}
+
+// readSizes reads the values of a flag that is a list of sizes.
+func readSizes(flag string, texts []string, to *[]uint64) error {
+	for _, text := range texts {
+		var bytes uint64
+		if err := readSize(flag, text, &bytes); err != nil {
+			return err
+		}
+		*to = append(*to, bytes)
+	}
+	return nil
 }
 
 // benchEchoCommand is the other end of the bare byte exchange, for `orbitkv bench channel` alone.
