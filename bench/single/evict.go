@@ -49,12 +49,15 @@ func (s *stage) evict(ctx context.Context, place record.Place, name string) erro
 	}
 }
 
-// tierFolder is where the SSD tier of a start lies; empty for a start that has none.
-func (r *run) tierFolder(backend string, pass int, control bool) string {
+// tierFolder is where the SSD tier of a start lies; empty for a start that has none. The Manager makes it, in a folder that is there.
+func (r *run) tierFolder(backend string, pass int, control bool) (string, error) {
 	if r.ask.SSDGiB == 0 || backend != record.OrbitKV || control {
-		return ""
+		return "", nil
 	}
-	return r.dir.Path(ssdFolder, fmt.Sprintf("%s-p%d-a%d", backend, pass, r.dir.Attempt()))
+	if err := os.MkdirAll(r.dir.Path(ssdFolder), 0o700); err != nil {
+		return "", fmt.Errorf("a folder for the SSD tier: %w", err)
+	}
+	return r.dir.Path(ssdFolder, fmt.Sprintf("%s-p%d-a%d", backend, pass, r.dir.Attempt())), nil
 }
 
 // proveTier keeps what the SSD tier of a start writes to, and refuses one that goes through the page cache: its hits would be hits in memory.

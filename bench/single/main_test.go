@@ -121,7 +121,7 @@ func openPayload(folder string) error {
 	if folder == "" {
 		return nil
 	}
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, os.ErrExist) { // a Manager makes the last folder of a path alone
 		return err
 	}
 	_, err := unix.Open(filepath.Join(folder, "payload"), unix.O_RDWR|unix.O_CREAT|unix.O_DIRECT, 0o600)

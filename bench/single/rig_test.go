@@ -201,7 +201,7 @@ func (r *rig) start(ctx context.Context, spec launch.Spec, note func(record.Laun
 	note(record.Launch{Backend: spec.Backend, Pass: spec.Pass, Attempt: spec.Attempt, Part: record.PartEngine, Control: spec.Control, Started: r.at})
 	o := &spec.Options
 	if spec.SSDFolder != "" {
-		if err := errors.Join(os.MkdirAll(spec.SSDFolder, 0o700), os.WriteFile(filepath.Join(spec.SSDFolder, "payload"), nil, 0o600)); err != nil {
+		if err := errors.Join(os.Mkdir(spec.SSDFolder, 0o700), os.WriteFile(filepath.Join(spec.SSDFolder, "payload"), nil, 0o600)); err != nil {
 			return nil, err
 		}
 	}

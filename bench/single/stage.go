@@ -62,7 +62,10 @@ func (r *run) start(ctx context.Context, backend string, pass int, control bool)
 	begun := r.host.Now()
 	r.progress.step(fmt.Sprintf("starting %s, pass %d", name, pass))
 	var notes noted
-	tier := r.tierFolder(backend, pass, control)
+	tier, err := r.tierFolder(backend, pass, control)
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	stack, err := r.host.Start(ctx, launch.Spec{
 		Options: r.ask.Options, Backend: backend, Pass: pass, Attempt: r.dir.Attempt(), Control: control, Manager: r.host.Program,
 		MaxModelLen: r.ask.longest(), MaxSeqs: r.ask.seqs(), LogPath: logs, SSDFolder: tier, Model: r.model,
