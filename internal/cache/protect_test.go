@@ -128,3 +128,15 @@ func TestAReadForAQueryIsNoHit(t *testing.T) {
 	r.found(e, keysOf(0, 6))
 	r.classes(0, 6)
 }
+
+// Pages that a query holds may leave the index before it is ready: they are leased, and no part of the segment.
+func TestAPageThatLeftMeanwhileIsNotProtected(t *testing.T) {
+	r, b, e := tierRig(t, Config{PoolBytes: 20 * page, ProtectedPercent: 50}, 6)
+	r.publish(e, keysOf(0, 2))
+	got := r.query(e, keysOf(0, 6))
+	r.Cleanup()
+	r.endReads(b)
+	r.classes(4, 0)
+	r.restore(e, r.outcome(e, got.Operation, 1, wire.OutcomeReady))
+	r.check()
+}

@@ -12,8 +12,9 @@ const (
 	doorBits      = 7 * 64
 	pageBytesLow  = 256 << 10 // a pool of pages that are no smaller has a counter in each row for every page
 	blocksMin     = 32
-	periodOfPages = 10 // uses, times the pages that are resident, between two ageings
-	periodOfRow   = 8  // the most uses between two ageings, times the counters of a row
+	periodOfPages = 10      // uses, times the pages that are resident, between two ageings
+	periodMin     = 1 << 10 // uses between two ageings while few pages are resident
+	periodOfRow   = 8       // the most uses between two ageings, times the counters of a row
 	nibbles       = 0x1111111111111111
 )
 
@@ -48,7 +49,7 @@ func (s *Sketch) Use(p Page, resident uint64) {
 		b.increment(at)
 	}
 	s.uses++
-	if s.uses >= min(periodOfPages*max(resident, 1), s.usesMax()) {
+	if s.uses >= min(max(periodOfPages*resident, periodMin), s.usesMax()) {
 		s.uses /= 2
 		s.age++
 	}

@@ -129,7 +129,7 @@ func TestSketchCatchesUp(t *testing.T) {
 func TestSketchAgesAfterTenTimesTheResidentPages(t *testing.T) {
 	for _, c := range []struct {
 		pool, resident, uses uint64
-	}{{1 << 40, 100, 1000}, {1 << 40, 0, 10}, {0, 1 << 40, periodOfRow * rowCounters * blocksMin}} {
+	}{{1 << 40, 300, 3000}, {1 << 40, 0, periodMin}, {0, 1 << 40, periodOfRow * rowCounters * blocksMin}} {
 		s := NewSketch(c.pool, 1)
 		for age, want := range []uint64{c.uses, c.uses - c.uses/2} { // half of the uses before still count
 			got := uint64(0)
