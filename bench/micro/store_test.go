@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"orbitkv/internal/ssd"
+	"orbitkv/internal/vfs"
 	"orbitkv/internal/vfs/faulty"
 )
 
@@ -102,6 +104,14 @@ func TestAWrongByteIsFound(t *testing.T) {
 	if tier.stamped(2, 1) {
 		t.Error("page 0 passes for page 1")
 	}
+	tier.stamp(3, 3)
+	ends := make(chan ssd.WriteResult)
+	if !tier.store.Write(ssd.Write{Namespace: tier.namespace, Key: key(9), Parts: tier.parts(3), Done: func(r ssd.WriteResult) { ends <- r }}) || !(<-ends).OK {
+		t.Fatal("a page under another's key was not written")
+	}
+	if _, err := tier.read(2, 9); err == nil || !strings.Contains(err.Error(), "another page came back for page 9") {
+		t.Errorf("a page that is another's: %v", err)
+	}
 	if _, err := tier.read(2, 7); err == nil || !strings.Contains(err.Error(), "did not take the read of page 7") {
 		t.Errorf("a page that is not stored: %v", err)
 	}
@@ -117,6 +127,20 @@ func TestADiskThatFlipsBytesIsNoMeasurement(t *testing.T) {
 	}
 	if _, err := tier.check(t.Context()); err == nil || !strings.Contains(err.Error(), "nothing is stored") {
 		t.Errorf("without a page: %v", err)
+	}
+}
+
+func TestPagesThatAreNotRecoveredAreNoRecovery(t *testing.T) {
+	disk, err := vfs.NewOS(diskFolder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := SSDOptions{RecoveryPages: recoveryPagesMin}
+	if _, err := o.reopen(disk, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.reopen(disk, 5); err == nil || !strings.Contains(err.Error(), "0 pages were recovered of 5") {
+		t.Errorf("an empty store in the place of one with 5 pages: %v", err)
 	}
 }
 
@@ -143,6 +167,15 @@ func TestTheSectionsOfTheStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.figures = append(r.figures, f)
+	}
+	firsts := map[int]string{}
+	for _, f := range r.figures {
+		if strings.Contains(f.Name, "64 KiB") && firsts[f.Round] == "" && !strings.Contains(f.Name, "demand") && !strings.Contains(f.Name, "written") {
+			firsts[f.Round] = f.Name
+		}
+	}
+	if firsts[1] != "raw write 64 KiB" || firsts[2] != "store write 64 KiB, pool" {
+		t.Errorf("the rounds begin with %v: the second one is to be in the opposite order", firsts)
 	}
 	joined := r.medians()
 	for name, wantCeiling := range map[string]string{
