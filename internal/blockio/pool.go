@@ -7,7 +7,7 @@ import "sync"
 // Its queue has no bound of its own: whoever submits bounds what is unfinished.
 type Pool struct {
 	mutex      sync.Mutex
-	work       sync.Cond // a transfer is queued, or the last one has ended
+	work       sync.Cond // a transfer is queued, or the pool closes
 	queue      []*Transfer
 	unfinished int // queued or running, or their Done is
 	closing    bool
@@ -58,16 +58,18 @@ func (p *Pool) run() {
 		} else {
 			t.Done(t.File.ReadAt(t.Buffers, t.Offset))
 		}
-		p.ended()
+		p.mutex.Lock()
+		p.unfinished--
+		p.mutex.Unlock()
 	}
 }
 
-// next waits for a transfer; nil when the pool is closed and all are done.
+// next waits for a transfer; nil when the pool closes and none is queued. A Done that submits one more then leaves it to its own thread at least.
 func (p *Pool) next() *Transfer {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	for len(p.queue) == 0 {
-		if p.closing && p.unfinished == 0 {
+		if p.closing {
 			return nil
 		}
 		p.work.Wait()
@@ -76,12 +78,4 @@ func (p *Pool) next() *Transfer {
 	p.queue[0] = nil
 	p.queue = p.queue[1:]
 	return t
-}
-
-func (p *Pool) ended() {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if p.unfinished--; p.unfinished == 0 && p.closing {
-		p.work.Broadcast()
-	}
 }

@@ -3,6 +3,7 @@ package blockio_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -76,7 +77,7 @@ func (g *gated) submit(reads int) {
 	}
 }
 
-func TestAPoolRunsAsManyAsItHasThreadsInOrder(t *testing.T) {
+func TestAPoolRunsAsManyAsItHasThreads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, 3)
 		g.submit(5)
@@ -91,7 +92,7 @@ func TestAPoolRunsAsManyAsItHasThreadsInOrder(t *testing.T) {
 	})
 }
 
-func TestCloseOfAPoolWaitsForWhatIsQueued(t *testing.T) {
+func TestCloseOfAPoolWaitsForWhatIsQueuedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, 1)
 		g.submit(3)
@@ -108,8 +109,8 @@ func TestCloseOfAPoolWaitsForWhatIsQueued(t *testing.T) {
 			g.gate.Pass(1)
 		}
 		synctest.Wait()
-		if !closed || len(g.ended) != 3 {
-			t.Fatalf("closed: %v, with %d reads ended", closed, len(g.ended))
+		if !closed || !slices.Equal(g.ended, []int{0, 1, 2}) {
+			t.Fatalf("closed: %v, reads ended in the order %v", closed, g.ended)
 		}
 		defer func() {
 			if recover() == nil {

@@ -3,6 +3,7 @@ package blockio
 import (
 	"bytes"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -139,6 +140,24 @@ func TestRingEndsInAnError(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("the transfer ended with %v, not with %q", err, c.text)
 		}
+	}
+}
+
+// TestRingSaysThatAFileEndsInsideABlock: some file systems answer EINVAL where others say that nothing is left.
+func TestRingSaysThatAFileEndsInsideABlock(t *testing.T) {
+	f := openDirect(t, 2)
+	if err := f.Truncate(block + 512); err != nil {
+		t.Fatal(err)
+	}
+	r := newTamperedRing(t, RingConfig{Depth: 2}, answers(func(_ uint64, result int32) int32 {
+		if result == 0 {
+			return -int32(unix.EINVAL)
+		}
+		return result
+	}))
+	err := <-submit(r, Transfer{File: f, Buffers: [][]byte{vfs.AlignedBuffer(2 * block)}})
+	if !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "read 3584 bytes at 4608") {
+		t.Errorf("the read ended with %v", err)
 	}
 }
 

@@ -206,6 +206,33 @@ func TestCloseWaits(t *testing.T) {
 	r.Submit(&Transfer{File: p, Done: func(error) {}})
 }
 
+// TestDoneSubmitsWithoutAWake: what Done submits is seen before the ring sleeps, whether Done is called for the kernel's answer or for a transfer of
+// nothing, which the kernel never sees.
+func TestDoneSubmitsWithoutAWake(t *testing.T) {
+	const chain = 100
+	f, r := openDirect(t, 1), newTestRing(t, RingConfig{Depth: 4})
+	buffers := [][]byte{vfs.AlignedBuffer(block)}
+	done := make(chan struct{})
+	var left int
+	var next func(error)
+	next = func(err error) {
+		if err != nil {
+			t.Error(err)
+		}
+		if left--; left < 0 {
+			close(done)
+			return
+		}
+		r.Submit(&Transfer{File: f, Buffers: buffers[left%2:], Done: next})
+	}
+	left = chain
+	r.Submit(&Transfer{File: f, Done: next})
+	<-done
+	if n := r.Stats().Wakes; n > 1 {
+		t.Errorf("one submission came from another goroutine, and %d woke the ring", n)
+	}
+}
+
 // TestRingWakesForEverySubmission: from many goroutines, each waiting for its own, so that the ring sleeps and wakes all the time.
 func TestRingWakesForEverySubmission(t *testing.T) {
 	const workers, rounds, span = 8, 200, 16
