@@ -171,3 +171,12 @@ func TestATransferGoesOnWhereTheKernelStopped(t *testing.T) {
 		})
 	}
 }
+
+func TestAnAlignedBufferIsAlignedAndNoLonger(t *testing.T) {
+	for _, n := range []int{0, 1, 100, Align - 1, Align, Align + 1, 3*Align + 8, 1 << 20} {
+		b := AlignedBuffer(n)
+		if address(b)%Align != 0 || len(b) != n || cap(b) != n {
+			t.Errorf("a buffer of %d bytes has %d, room for %d, and lies at %#x", n, len(b), cap(b), address(b))
+		}
+	}
+}

@@ -315,9 +315,15 @@ func TestAllocateGivesSizeAndRoom(t *testing.T) {
 		if !bytes.Equal(got, want) {
 			t.Error("room was given with other bytes than zeros, or what was written is gone")
 		}
+		// A file with a hole: what is refused must not fill it.
+		must(t, f.Truncate(8<<20))
 		if err := f.Allocate(int64(before) + 1<<40); !errors.Is(err, unix.ENOSPC) {
 			t.Fatalf("more than the disk has: %v", err)
 		}
-		occupies(16 * vfs.Align)
+		allocated, err := f.AllocatedBytes()
+		must(t, err)
+		if allocated > 16*vfs.Align+64<<10 {
+			t.Errorf("what was refused left %d bytes taken", allocated)
+		}
 	})
 }

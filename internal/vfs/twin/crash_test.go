@@ -94,7 +94,7 @@ func (p *past) step(t *testing.T, draw *rand.Rand) {
 		}
 		next = append(next[:min(bytes, len(next))], make([]byte, max(0, bytes-len(next)))...)
 	default:
-		offset, written := draw.IntN(sizeMax), make([]byte, 1+draw.IntN(4*sectorBytes))
+		offset, written := draw.IntN(sizeMax), make([]byte, 1+draw.IntN([]int{4, 20}[draw.IntN(2)]*sectorBytes))
 		for i := range written {
 			written[i] = byte(draw.Uint32())
 		}
@@ -145,8 +145,16 @@ func TestACrashKeepsWhatWasSyncedAndAnyPartOfTheRest(t *testing.T) {
 			if err := p.check(got); err != nil {
 				t.Fatalf("seed %d, step %d: %v", seed, step, err)
 			}
-			if want := left.names["file"].cached.allocated() * blockBytes; left.Used() != want || left.Peak() != want {
-				t.Fatalf("seed %d, step %d: the disk says that %d bytes are used, its file occupies %d", seed, step, left.Used(), want)
+			f := create(t, left, "file")
+			occupied, err := f.AllocatedBytes()
+			if err != nil || left.Used() != occupied || left.Peak() != occupied {
+				t.Fatalf("seed %d, step %d: the disk says that %d bytes are used, its file occupies %d, %v", seed, step, left.Used(), occupied, err)
+			}
+			if err := f.Truncate(int64(len(got) + blockBytes)); err != nil {
+				t.Fatal(err)
+			}
+			if grown := whole(t, left, "file"); !bytes.Equal(grown[len(got):], make([]byte, blockBytes)) {
+				t.Fatalf("seed %d, step %d: behind the end of the file lay bytes", seed, step)
 			}
 			switch {
 			case len(p.versions) == 1:
@@ -216,6 +224,26 @@ func TestASectorHoldsOneOfItsContents(t *testing.T) {
 	write(t, f, 1, []byte("a"))
 	write(t, f, 3, []byte("b"))
 	wantOutcomes(t, outcomes(t, d, func(left *Disk) string { return string(whole(t, left, "file")) }), "----", "-a--", "-a-b")
+}
+
+func TestACutIsLostOrKeptLikeAWriteOfItsSector(t *testing.T) {
+	d := New(8)
+	f := durable(t, d, "file")
+	write(t, f, 0, fill('x', sectorBytes))
+	makeDurable(t, f)
+	for _, size := range []int64{100, sectorBytes - 1} {
+		if err := f.Truncate(size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	describe := func(left *Disk) string {
+		got := whole(t, left, "file")
+		return fmt.Sprintf("%d bytes, %d of them written", len(got), bytes.Count(got, []byte("x")))
+	}
+	wantOutcomes(t, outcomes(t, d, describe), "512 bytes, 512 of them written", "512 bytes, 100 of them written",
+		"100 bytes, 100 of them written", "511 bytes, 100 of them written", "511 bytes, 511 of them written")
+	makeDurable(t, f)
+	wantOutcomes(t, outcomes(t, d, describe), "511 bytes, 100 of them written")
 }
 
 func TestNamesAreLostEachAlone(t *testing.T) {
@@ -301,6 +329,26 @@ func TestASyncCoversWhatCameBeforeItsCall(t *testing.T) {
 	wantOutcomes(t, outcomes(t, d, read), "Ab", "AB")
 	makeDurable(t, f)
 	wantOutcomes(t, outcomes(t, d, read), "AB")
+}
+
+func TestASyncOfTheFolderCoversWhatCameBeforeItsCall(t *testing.T) {
+	d := New(7)
+	create(t, d, "before")
+	gate := d.Gate(SyncFolder, "")
+	done := make(chan error)
+	go func() { done <- d.SyncFolder() }()
+	gate.Wait(1)
+	create(t, d, "during")
+	gate.Open()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	names := func(left *Disk) string { return fmt.Sprint(left.Names()) }
+	wantOutcomes(t, outcomes(t, d, names), "[before]", "[before during]")
+	if err := d.SyncFolder(); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcomes(t, outcomes(t, d, names), "[before during]")
 }
 
 func TestAFailedSyncLosesForGood(t *testing.T) {

@@ -44,9 +44,7 @@ type rename struct {
 }
 
 func (r rename) apply(names map[string]*inode) {
-	if r.from != "" && names[r.from] == r.file {
-		delete(names, r.from)
-	}
+	delete(names, r.from)
 	if r.to != "" {
 		names[r.to] = r.file
 	}
