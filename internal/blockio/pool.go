@@ -42,7 +42,7 @@ func (p *Pool) Submit(t *Transfer) {
 	p.work.Signal()
 }
 
-// Close waits for every transfer that was submitted, and for those that their Done submits.
+// Close waits for every transfer that was submitted, and for those that their Done submits (I3).
 func (p *Pool) Close() {
 	p.mutex.Lock()
 	p.closing = true

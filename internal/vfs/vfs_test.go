@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -23,6 +24,7 @@ func everywhere(t *testing.T, test func(t *testing.T, folder vfs.FS)) {
 	t.Run("temporary folder", func(t *testing.T) { test(t, openFolder(t, t.TempDir())) })
 	t.Run("tmpfs", func(t *testing.T) { test(t, openFolder(t, mount(t, "tmpfs", "size=64m"))) })
 	t.Run("overlay", func(t *testing.T) { test(t, openFolder(t, mountOverlay(t))) })
+	t.Run("ext4 on a loop device", func(t *testing.T) { test(t, openFolder(t, mountImage(t, "mkfs.ext4", "-q"))) })
 }
 
 func openFolder(t *testing.T, path string) vfs.FS {
@@ -40,11 +42,30 @@ func mount(t *testing.T, kind, options string) string {
 	if err := unix.Mount(kind, at, kind, 0, options); err != nil {
 		t.Skipf("no %s can be mounted here: %v", kind, err)
 	}
+	unmountAfter(t, at)
+	return at
+}
+
+func unmountAfter(t *testing.T, at string) {
 	t.Cleanup(func() {
 		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+// mountImage mounts a file system of its own, made by a program, that lies in a file.
+func mountImage(t *testing.T, program ...string) string {
+	t.Helper()
+	image, at := filepath.Join(t.TempDir(), "image"), t.TempDir()
+	must(t, os.WriteFile(image, nil, 0o600))
+	must(t, os.Truncate(image, 64<<20))
+	for _, command := range [][]string{append(program, image), {"mount", "-o", "loop", image, at}} {
+		if output, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("no image can be mounted here: %s: %v: %s", command[0], err, bytes.TrimSpace(output))
+		}
+	}
+	unmountAfter(t, at)
 	return at
 }
 
