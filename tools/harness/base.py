@@ -27,6 +27,7 @@ PROBES = 1 << 32  # seeds above it are of probes alone
 REQUESTS_MAX = 64  # requests that a rig has under way at once
 SETTLED_AT_ZERO = (
     *("leases", "reservations", "operations_waiting", "operations_ready", "query_reserved_bytes", "retired_bytes"),
+    *("operations_preparing", "operations_draining", "reading_pages", "tier_write_bytes"),
     *("writing_bytes", "abandoned_bytes", "quarantined_bytes", "settling_bytes", "stalled_bytes"),
 )
 INSERTED = "orbitkv_cache_block_insertions_total"
@@ -68,12 +69,12 @@ class ManagerRig:
         if manager is not None:
             manager.stop()
 
-    def serve(self, pool: str = POOL, binary: Path | None = None) -> ManagerProcess:
-        """Start a fresh Manager; one that runs is ended in order first."""
+    def serve(self, pool: str = POOL, *options: str, binary: Path | None = None) -> ManagerProcess:
+        """Start a fresh Manager with options of its own; one that runs is ended in order first."""
         manager, self._manager = self._manager, None
         if manager is not None:
             manager.stop()
-        self._manager = ManagerProcess(binary or self._binary, self._folder, pool).start()
+        self._manager = ManagerProcess(binary or self._binary, self._folder, pool, *options).start()
         return self._manager
 
     def kill_manager(self) -> None:

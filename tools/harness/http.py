@@ -36,16 +36,19 @@ def get(port: int, path: str, limit_s: float = ANSWER_LIMIT_S) -> Answer:
     return _ask(port, "GET", path, None, limit_s)
 
 
-def post(port: int, path: str, body: Any, limit_s: float = ANSWER_LIMIT_S) -> Answer:
-    """Return what a loopback port answers to a POST of JSON."""
-    return _ask(port, "POST", path, body, limit_s)
+def post(port: int, path: str, body: Any, limit_s: float = ANSWER_LIMIT_S, token: str = "") -> Answer:
+    """Return what a loopback port answers to a POST of JSON, with a bearer token unless it is empty."""
+    return _ask(port, "POST", path, body, limit_s, token)
 
 
-def _ask(port: int, method: str, path: str, body: Any, limit_s: float) -> Answer:
+def _ask(port: int, method: str, path: str, body: Any, limit_s: float, token: str = "") -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_s)
     try:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        connection.request(method, path, payload, headers)
         response = connection.getresponse()
         return Answer(response.status, response.read())
     except http.client.HTTPException as failure:

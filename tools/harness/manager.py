@@ -77,6 +77,21 @@ class ManagerProcess:
             raise ManagerFailure(f"the Manager has no metric {name}")
         return sum(found)
 
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the samples of a metric by their labels as printed, none when it has none."""
+        samples = http.samples(http.get(self.port, "/metrics", 60.0).text())
+        return {
+            key.partition("{")[2].rstrip("}"): value for key, value in samples.items() if key.startswith(name + "{")
+        }
+
+    def verb(self, path: str) -> Any:
+        """POST to a path that changes state; return its answer as JSON."""
+        token = Path(self.socket + ".token").read_text(encoding="ascii").strip()
+        answer = http.post(self.port, path, None, token=token)
+        if answer.status != 200:
+            raise ManagerFailure(f"the Manager answered {answer.status} to {path}: {answer.text()}")
+        return answer.json()
+
     def descriptors(self) -> int:
         """Return how many files the Manager has open."""
         return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from python.tests.manager.sglang_rig import WORLD, Ranks
+from python.tests.manager.vllm_rig import Replica as VllmReplica
 
 from harness.manager import ManagerProcess, eventually
+from harness.proxy import DelayProxy
 from orbitkv.adapter.attachment import Attachment
 from orbitkv.client import Arena, CacheManagerClient
 from orbitkv.errors import ArenaError
@@ -17,6 +21,7 @@ from orbitkv.errors import ArenaError
 ROOT = Path(__file__).resolve().parents[3]
 Start = Callable[..., ManagerProcess]
 Spawn = Callable[..., "subprocess.Popen[str]"]
+DELAY_S = 0.004  # the most that a rank hears later than another
 
 
 @pytest.fixture
@@ -88,3 +93,44 @@ def spawn() -> Iterator[Spawn]:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+@pytest.fixture
+def replica(manager: ManagerProcess) -> Iterator[Callable[..., VllmReplica]]:
+    """Return a function that makes a usable replica of vLLM; the fixture ends every one."""
+    made: list[VllmReplica] = []
+
+    def make(world: int = 1, wait: bool = True, **options: object) -> VllmReplica:
+        made.append(VllmReplica(manager.socket, world, **options))  # type: ignore[arg-type]
+        if wait:
+            eventually(made[-1].usable, "the instance is usable")
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def ranks(manager: ManagerProcess, tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
+    """Return a function that makes an instance of SGLang's two ranks; `delays` is the seed of delays, if any."""
+    made: list[Ranks] = []
+    proxies: list[DelayProxy] = []
+    numbers = itertools.count()
+
+    def make(name: str = "engine-1", delays: int | None = None, **options: object) -> Ranks:
+        sockets = [manager.socket] * WORLD
+        if delays is not None:
+            proxies.extend(
+                DelayProxy(tmp_path / f"p{next(numbers)}", manager.socket, WORLD * delays + rank, DELAY_S)
+                for rank in range(WORLD)
+            )
+            sockets = [proxy.path for proxy in proxies[-WORLD:]]
+        made.append(Ranks(sockets, name, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    for proxy in proxies:
+        proxy.close()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,12 +27,17 @@ from orbitkv.sglang.rank import EngineTensors, RankSide
 from orbitkv.timeline import Timeline
 
 LAYERS, BLOCKS, BLOCK_BYTES = 4, 96, 4096 + 512
+WORLD = 2  # ranks of a joint instance
 LIMIT_S = 120.0
 BOOKS = (
     "leases",
     "reservations",
     "operations_waiting",
+    "operations_preparing",
+    "operations_draining",
     "operations_ready",
+    "reading_pages",
+    "tier_write_bytes",
     "query_reserved_bytes",
     "writing_bytes",
     "quarantined_bytes",
@@ -266,6 +273,59 @@ class Ranks:
     def _arrive(self, admitted: Admitted) -> None:
         for rank in range(len(self.sides)):
             self.check(rank, admitted, range(LAYERS))
+
+
+class Traffic:
+    """Requests that come, wait, are admitted together, recomputed or aborted, by a random order."""
+
+    def __init__(self, engine: Ranks, order: random.Random, disturb: Callable[[], None] = lambda: None) -> None:
+        """`disturb` is called at the places of a pass in which something may break."""
+        self.disturb = disturb
+        self.passes = 0
+        self.restored = 0
+        self._engine = engine
+        self._order = order
+        self._numbers = itertools.count()
+        self._waiting: dict[str, list[str]] = {}
+
+    def step(self) -> None:
+        """Run one pass."""
+        engine, order = self._engine, self._order
+        self.passes += 1
+        if len(self._waiting) < 6 and order.random() < 0.6:
+            keys = keys_of(f"p{order.randrange(5)}", order.randrange(1, 7))
+            self._waiting[f"r{next(self._numbers)}"] = keys
+        engine.begin_pass()
+        batch = []
+        for request, keys in list(self._waiting.items()):
+            self.disturb()
+            found = engine.match(request, keys)
+            self.disturb()
+            if order.random() < 0.05:
+                self._abort(request)
+            elif found is not None and order.random() < 0.7 and len(keys) <= engine.room:
+                batch.append(engine.admit(request, keys, found))
+                del self._waiting[request]
+                self.restored += found
+        index = engine.start()
+        self.disturb()
+        engine.forward(batch, index)
+        for admitted in batch:
+            engine.compute(admitted)
+        self.disturb()
+        engine.free_idle()
+
+    def end(self) -> None:
+        """Abort what waits, and pass until nothing runs."""
+        for request in list(self._waiting):
+            self._abort(request)
+        self._engine.settle()
+        self._engine.free_idle()
+
+    def _abort(self, request: str) -> None:
+        del self._waiting[request]
+        for side in self._engine.sides:
+            side.forget(request)
 
 
 def keys_of(name: str, pages: int) -> list[str]:

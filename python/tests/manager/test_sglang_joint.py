@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from python.tests.manager.sglang_rig import BLOCK_BYTES, LAYERS, Ranks, books, drained, keys_of
+from python.tests.manager.sglang_rig import BLOCK_BYTES, LAYERS, WORLD, Ranks, Traffic, books, drained, keys_of
 
 from harness.manager import ManagerProcess, eventually
-from harness.proxy import DelayProxy
 from orbitkv.adapter import breaker as breaker_module
 
-WORLD = 2
-DELAY_S = 0.004
 PASSES = 100
 RESTORED = 60  # pages
 
 Make = Callable[..., Ranks]
-
-
-@pytest.fixture
-def ranks(manager: ManagerProcess, tmp_path: Path) -> Iterator[Make]:
-    """Return a function that makes an instance of two ranks; `delays` is the seed of the delays, if there are any."""
-    made: list[Ranks] = []
-    proxies: list[DelayProxy] = []
-    numbers = itertools.count()
-
-    def make(name: str = "engine-1", delays: int | None = None, **options: object) -> Ranks:
-        sockets = [manager.socket] * WORLD
-        if delays is not None:
-            proxies.extend(
-                DelayProxy(tmp_path / f"p{next(numbers)}", manager.socket, WORLD * delays + rank, DELAY_S)
-                for rank in range(WORLD)
-            )
-            sockets = [proxy.path for proxy in proxies[-WORLD:]]
-        made.append(Ranks(sockets, name, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-    for proxy in proxies:
-        proxy.close()
 
 
 def test_both_slices_come_back_exactly(manager: ManagerProcess, ranks: Make) -> None:
@@ -141,59 +111,6 @@ def test_whatever_breaks_at_random_both_ranks_go_on_alike(manager: ManagerProces
     engine.wait_usable()
     engine.serve("the reserve that tells what a rank left out", 1)
     drained(manager)
-
-
-class Traffic:
-    """Requests that come, wait, are admitted together, recomputed or aborted, by a random order."""
-
-    def __init__(self, engine: Ranks, order: random.Random, disturb: Callable[[], None] = lambda: None) -> None:
-        """`disturb` is called at the places of a pass in which something may break."""
-        self.disturb = disturb
-        self.passes = 0
-        self.restored = 0
-        self._engine = engine
-        self._order = order
-        self._numbers = itertools.count()
-        self._waiting: dict[str, list[str]] = {}
-
-    def step(self) -> None:
-        """Run one pass."""
-        engine, order = self._engine, self._order
-        self.passes += 1
-        if len(self._waiting) < 6 and order.random() < 0.6:
-            keys = keys_of(f"p{order.randrange(5)}", order.randrange(1, 7))
-            self._waiting[f"r{next(self._numbers)}"] = keys
-        engine.begin_pass()
-        batch = []
-        for request, keys in list(self._waiting.items()):
-            self.disturb()
-            found = engine.match(request, keys)
-            self.disturb()
-            if order.random() < 0.05:
-                self._abort(request)
-            elif found is not None and order.random() < 0.7 and len(keys) <= engine.room:
-                batch.append(engine.admit(request, keys, found))
-                del self._waiting[request]
-                self.restored += found
-        index = engine.start()
-        self.disturb()
-        engine.forward(batch, index)
-        for admitted in batch:
-            engine.compute(admitted)
-        self.disturb()
-        engine.free_idle()
-
-    def end(self) -> None:
-        """Abort what waits, and pass until nothing runs."""
-        for request in list(self._waiting):
-            self._abort(request)
-        self._engine.settle()
-        self._engine.free_idle()
-
-    def _abort(self, request: str) -> None:
-        del self._waiting[request]
-        for side in self._engine.sides:
-            side.forget(request)
 
 
 # A rank that skips.
