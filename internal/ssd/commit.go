@@ -34,7 +34,7 @@ func (v *volume) commit() {
 // toCommit waits until there is something to commit; false when there never will be.
 func (v *volume) toCommit() bool {
 	for v.state == volumeOn {
-		if len(v.written) > 0 || v.urgent {
+		if v.urgent || v.groupIsDue() {
 			return true
 		}
 		if v.store.closing && v.unrecorded == 0 && !v.filling && v.reading+v.checking == 0 {
@@ -44,6 +44,16 @@ func (v *volume) toCommit() bool {
 		v.await()
 	}
 	return false
+}
+
+// groupIsDue says whether the pages that were written are to be committed: when they are many, since each commit costs barriers whatever it is for, or
+// when no other page is about to join them.
+func (v *volume) groupIsDue() bool {
+	if len(v.written) == 0 {
+		return false
+	}
+	joining := v.writing > 0 || (v.filling || v.waiting.len() > 0) && v.reads[Demand].len() == 0
+	return !joining || v.writtenBytes >= BatchBytes || len(v.written) >= groupPagesMax
 }
 
 // group is what one commit makes durable.
@@ -62,7 +72,7 @@ func (v *volume) take() group {
 		v.urgent = true
 	}
 	written := v.written
-	v.written = nil
+	v.written, v.writtenBytes = nil, 0
 	for _, w := range written {
 		ns := w.life.namespace
 		if w.life.dead {

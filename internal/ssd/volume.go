@@ -57,6 +57,7 @@ type volume struct {
 	headers         [][]byte // blocks that no transfer uses
 	writing         int      // transfers
 	written         []*write
+	writtenBytes    uint64
 	unrecorded      int // pages that have a place and no record
 	unrecordedBytes uint64
 
@@ -109,7 +110,7 @@ func (v *volume) off(reason string) {
 	for _, w := range v.written {
 		v.takeBack(w, ReasonOff)
 	}
-	v.written = nil
+	v.written, v.writtenBytes = nil, 0
 	v.changed.Broadcast()
 }
 

@@ -223,6 +223,7 @@ func (v *volume) wrote(w *write, err error) {
 	default:
 		writeMachine.to(&w.state, writeWritten)
 		v.written = append(v.written, w)
+		v.writtenBytes += w.bytes
 	}
 	v.changed.Broadcast()
 }
