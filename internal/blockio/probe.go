@@ -24,6 +24,8 @@ const (
 const (
 	ProbeBytes     = 2 * vfs.Align // overwritten at the start of the file
 	PoolThreadsMax = 32            // of a pool; each waits in the kernel for one transfer
+
+	operationsPerTransfer = 4 // that a ring has room for, so that the buffers of one transfer do not take the place of another
 )
 
 // Config says what engine is wanted, and for what.
@@ -64,7 +66,7 @@ func provenRing(cfg Config) (Engine, error) {
 	if _, ok := cfg.File.Descriptor(); !ok {
 		return nil, errors.New("the file has no descriptor, and its I/O must come through it")
 	}
-	ring, err := NewRing(RingConfig{Depth: cfg.Depth, Memory: cfg.Memory})
+	ring, err := NewRing(RingConfig{Depth: min(cfg.Depth*operationsPerTransfer, RingDepthMax), Memory: cfg.Memory})
 	if err != nil {
 		return nil, explained(err, ringRemedy)
 	}
