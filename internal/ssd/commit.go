@@ -272,7 +272,7 @@ func (v *volume) puts(handles []index.Handle, puts []journal.Put) []journal.Put 
 	defer s.mu.Unlock()
 	for _, h := range handles {
 		p, ok := v.index.Page(h)
-		if !ok || p.State != index.Sealed {
+		if v.state != volumeOn || !ok || p.State != index.Sealed {
 			continue
 		}
 		l := s.lives[p.Namespace]

@@ -58,6 +58,7 @@ func (s *Store) Namespace(identity [32]byte, epoch, pageBytes uint64) uint32 {
 		ns = s.newNamespace(f)
 	}
 	ns.claimed = true
+	s.largestPage = max(s.largestPage, pageBytes)
 	return ns.handle
 }
 

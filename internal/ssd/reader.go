@@ -3,6 +3,7 @@ package ssd
 import (
 	"errors"
 	"io"
+	"log/slog"
 
 	"github.com/zeebo/xxh3"
 
@@ -40,17 +41,11 @@ func (s *Store) Read(r Read) bool {
 	return true
 }
 
-// ReadRoom is how many more pages Read can queue, one at least while nothing waits. Pages are counted as the largest of the registered namespaces.
+// ReadRoom is how many more pages Read can queue, one at least while nothing waits. Pages are counted as the largest that a namespace has.
 func (s *Store) ReadRoom() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	largest := uint64(1)
-	for _, ns := range s.namespaces {
-		if ns.claimed {
-			largest = max(largest, ns.pageBytes)
-		}
-	}
-	room := (s.config.ReadQueueBytes - min(s.readQueued, s.config.ReadQueueBytes)) / largest
+	room := (s.config.ReadQueueBytes - min(s.readQueued, s.config.ReadQueueBytes)) / max(s.largestPage, 1)
 	if s.readQueued == 0 {
 		room = max(room, 1)
 	}
@@ -149,7 +144,7 @@ func (v *volume) checked(r *read, result *ReadResult) {
 	v.checking--
 	if result.Reason != "" {
 		v.discard(r.page, result.Reason)
-		s.config.Log.Warn("a page of the SSD cache could not be read and was dropped: it is computed again", "volume", v.name,
+		s.say(slog.LevelWarn, "a page of the SSD cache could not be read and was dropped: it is computed again", "volume", v.name,
 			"offset", r.offset, "reason", result.Reason, "error", r.failure)
 	} else if r.life.dead {
 		result.Reason = ReasonDropped

@@ -96,6 +96,9 @@ func (v *volume) retire(page index.Page, recorded bool) {
 
 // lastReference is called by the index when a retired page has no reader left.
 func (v *volume) lastReference(page index.Page) {
+	if v.state != volumeOn {
+		return
+	}
 	l := v.store.lives[page.Namespace]
 	l.pages[v.number]--
 	v.note(op{kind: opFree, offset: page.Location, bytes: l.extent()})

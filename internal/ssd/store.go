@@ -19,6 +19,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"sync"
 	"time"
@@ -43,10 +44,12 @@ type Store struct {
 	held        uint64             // bytes of these
 	readQueued  uint64             // bytes of reads that have not begun
 	outstanding int                // reads and writes whose Done has not returned
+	largestPage uint64             // of the namespaces that were ever registered, bytes
 	closing     bool
 
 	submissions []submission // to be handed over when the mutex is given up
 	ends        []func()     // calls of Done, by a goroutine of their own then
+	says        []func()     // and lines of the log
 	idle        *sync.Cond   // outstanding became zero
 
 	checks    chan *read // read, and to be compared with their digest
@@ -125,21 +128,29 @@ func (s *Store) start() {
 	}
 }
 
-// leave gives the mutex up, then hands over what the call decided to submit and lets the calls of Done go.
+// leave gives the mutex up, then hands over what the call decided to submit and lets the calls of Done and the lines of the log go.
 func (s *Store) leave() {
-	submissions, ends := s.submissions, s.ends
-	s.submissions, s.ends = nil, nil
+	submissions, ends, says := s.submissions, s.ends, s.says
+	s.submissions, s.ends, s.says = nil, nil, nil
 	s.mu.Unlock()
 	for _, one := range submissions {
 		one.engine.Submit(one.transfer)
 	}
-	if len(ends) > 0 {
+	if len(ends)+len(says) > 0 {
 		go func() {
+			for _, say := range says {
+				say()
+			}
 			for _, end := range ends {
 				s.told(end)
 			}
 		}()
 	}
+}
+
+// say logs a line once the mutex is given up: whoever reads the log must not hold up a request.
+func (s *Store) say(level slog.Level, text string, facts ...any) {
+	s.says = append(s.says, func() { s.config.Log.Log(context.Background(), level, text, facts...) })
 }
 
 // told calls Done and counts the transfer as ended. Nobody waits for it longer.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 
 	"github.com/zeebo/xxh3"
 
@@ -143,7 +144,7 @@ func (v *volume) inspected(page index.Page, reason string) {
 	s.mu.Lock()
 	defer s.leave()
 	if reason != "" {
-		s.config.Log.Warn("a page of the SSD cache is damaged", "volume", v.name, "offset", page.Location, "reason", reason)
+		s.say(slog.LevelWarn, "a page of the SSD cache is damaged", "volume", v.name, "offset", page.Location, "reason", reason)
 	}
 	if reason != "" && reason != ReasonHeader {
 		v.discard(page.Handle, reason)

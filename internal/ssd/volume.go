@@ -3,6 +3,7 @@ package ssd
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 
 	"orbitkv/internal/blockio"
@@ -105,7 +106,11 @@ func (v *volume) off(reason string) {
 	}
 	volumeMachine.to(&v.state, volumeOff)
 	v.reason = reason + ". Its pages are misses until a restart; look at the device and at the kernel's log"
-	v.store.config.Log.Error("a volume of the SSD cache is off", "volume", v.name, "reason", v.reason)
+	v.store.say(slog.LevelError, "a volume of the SSD cache is off", "volume", v.name, "reason", v.reason)
+	for _, l := range v.store.lives {
+		l.pages[v.number] = 0
+		v.store.forgetLife(l)
+	}
 	v.refuse(ReasonOff)
 	for _, w := range v.written {
 		v.takeBack(w, ReasonOff)

@@ -3,6 +3,7 @@ package ssd
 import (
 	"errors"
 	"io"
+	"log/slog"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -126,6 +127,7 @@ func (v *volume) place(w *write) bool {
 		}
 		if !v.mayWrite(w) {
 			v.awaited = true
+			v.changed.Broadcast() // no page joins those that were written until then
 			v.await()
 			continue
 		}
@@ -216,7 +218,7 @@ func (v *volume) wrote(w *write, err error) {
 	v.transferred(writes, err)
 	switch {
 	case err != nil:
-		s.config.Log.Warn("a page could not be written to the SSD cache: it is a miss", "volume", v.name, "offset", w.offset, "error", err)
+		s.say(slog.LevelWarn, "a page could not be written to the SSD cache: it is a miss", "volume", v.name, "offset", w.offset, "error", err)
 		v.takeBack(w, writeReason(err))
 	case v.state != volumeOn:
 		v.takeBack(w, ReasonOff)
