@@ -281,6 +281,18 @@ func TestTheIndexNeverPassesItsBound(t *testing.T) {
 	}
 }
 
+func TestACompactionIsDueByWhatIsAlive(t *testing.T) {
+	for _, live := range []int{0, 1, 1_000_000} {
+		j := &Journal{namespaces: newTable([]Namespace{namespaceOf(1), namespaceOf(2)}), records: 2*(uint64(live)+2) + compactionSlack}
+		if j.Due(live) {
+			t.Errorf("with %d pages and %d records", live, j.Records())
+		}
+		if j.records++; !j.Due(live) {
+			t.Errorf("not with %d pages and %d records", live, j.Records())
+		}
+	}
+}
+
 func TestAPageWhoseNamespaceWasDroppedIsNotRecorded(t *testing.T) {
 	fs := twin.New(1)
 	j, _ := open(t, fs)

@@ -171,7 +171,8 @@ func TestARepairLeavesOutWhatWasWrittenOver(t *testing.T) {
 				commit(t, j)
 			}
 		}
-		if err := j.Close(); err != nil {
+		j, _ = reopened(t, p.fs, j)
+		if err := errors.Join(j.Compact(slices.Values([]Put(nil))), j.Close()); err != nil {
 			t.Fatal(err)
 		}
 		want := slices.SortedFunc(maps.Values(all), func(x, y Put) int { return cmp.Compare(x.Sequence, y.Sequence) })
