@@ -3,6 +3,8 @@ package journal
 import (
 	"bytes"
 	"errors"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -308,4 +310,20 @@ func FuzzReplay(f *testing.F) {
 			t.Fatalf("namespaces %v, then %v", state.Namespaces, again.Namespaces)
 		}
 	})
+}
+
+func TestPageNamesTheReasons(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/format/ssd.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, begins := strings.Cut(string(page), "<!-- ssd:reasons:begin -->")
+	table, _, ends := strings.Cut(rest, "<!-- ssd:reasons:end -->")
+	var named []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(table, -1) {
+		named = append(named, row[1])
+	}
+	if !begins || !ends || !slices.Equal(named, Reasons) {
+		t.Fatalf("the page has %v, the code %v", named, Reasons)
+	}
 }
