@@ -52,7 +52,7 @@ func (v *volume) groupIsDue() bool {
 	if len(v.written) == 0 {
 		return false
 	}
-	joining := v.writing > 0 || (v.filling || v.waiting.len() > 0) && v.reads[Demand].len() == 0
+	joining := v.writing > 0 || (v.filling || v.waiting.len() > 0) && v.reads[Demand].len() == 0 && !v.cramped
 	return !joining || v.writtenBytes >= BatchBytes || len(v.written) >= groupPagesMax
 }
 

@@ -55,6 +55,7 @@ type volume struct {
 	waiting         queue[*write]
 	waitingBytes    uint64
 	filling         bool     // a page is between its queue and its transfer
+	cramped         bool     // that page waits until those before it have their record
 	headers         [][]byte // blocks that no transfer uses
 	writing         int      // transfers
 	written         []*write

@@ -126,9 +126,10 @@ func (v *volume) place(w *write) bool {
 			return false
 		}
 		if !v.mayWrite(w) {
-			v.awaited = true
+			v.awaited, v.cramped = true, !v.roomFor(w)
 			v.changed.Broadcast() // no page joins those that were written until then
 			v.await()
+			v.cramped = false
 			continue
 		}
 		if offset, ok := v.space.Alloc(extent); ok && (!v.pagesFull() || v.evict() > 0) {
@@ -182,8 +183,12 @@ func (v *volume) refuses(w *write) string {
 // mayWrite says whether the device may write a page more: no demanded read waits, few enough are being written, and few enough wait for their record.
 // While the index log was not told of a clear, no page begins: those that began before it never count, by their sequence.
 func (v *volume) mayWrite(w *write) bool {
-	roomy := v.unrecorded == 0 || v.unrecorded < 2*groupPagesMax && v.unrecordedBytes+w.bytes <= 2*BatchBytes
-	return v.reads[Demand].len() == 0 && v.writing < v.store.config.WriteInflight && v.clears == 0 && roomy
+	return v.reads[Demand].len() == 0 && v.writing < v.store.config.WriteInflight && v.clears == 0 && v.roomFor(w)
+}
+
+// roomFor says whether one page more may wait for its record. One that is larger than the bound waits alone.
+func (v *volume) roomFor(w *write) bool {
+	return v.unrecorded == 0 || v.unrecorded < 2*groupPagesMax && v.unrecordedBytes+w.bytes <= 2*BatchBytes
 }
 
 // submit begins the transfer of a page and of the header block behind it.
