@@ -61,8 +61,8 @@ func (c *Cache) ScrubNext() (ScrubPage, bool) {
 }
 
 // ScrubDone takes the digest of the page that ScrubNext gave out: its first sight, or one to compare. A page whose bytes differ from what is known of
-// them is a miss at once. It returns the damage that was found since the last call, by whatever saw it, at most damagesMax pages.
-func (c *Cache) ScrubDone(page index.Handle, digest Digest) []Damage {
+// them is a miss at once, and among the next Damages.
+func (c *Cache) ScrubDone(page index.Handle, digest Digest) {
 	c.enter()
 	defer c.leave()
 	if page.Zero() || page != c.scrubbed {
@@ -72,6 +72,12 @@ func (c *Cache) ScrubDone(page index.Handle, digest Digest) []Damage {
 	c.counters.scrubBytes += c.namespaces[c.pageOf(page).Namespace].geometry.pageBytes
 	c.compare(page, digest)
 	c.index.Unpin(page)
+}
+
+// Damages returns the damage that was found since the last call, by the scrubber or on the way to the tier, at most damagesMax pages.
+func (c *Cache) Damages() []Damage {
+	c.enter()
+	defer c.leave()
 	damages := c.damages
 	c.damages = nil
 	return damages

@@ -14,6 +14,8 @@ type Tier interface {
 	DropNamespace(namespace uint32)
 	// Clear forgets every page: none is reachable when it returns.
 	Clear()
+	// Drop forgets a page that was written and whose bytes turned out to be wrong: it cannot be read when it returns.
+	Drop(namespace uint32, group uint16, key *wire.Key)
 	// Stored says whether a page is complete in the tier and can be read.
 	Stored(namespace uint32, group uint16, key *wire.Key) bool
 	// Wanted says whether Write would take a page: it is neither stored nor being written.

@@ -30,10 +30,11 @@ type bench struct {
 	onRead     func(TierPage)
 	cleared    int
 	priorities []ReadPriority
+	digest     Digest // of every page that it reads or writes
 }
 
 func newBench() *bench {
-	return &bench{stored: map[storedKey]any{}, numbers: map[[32]byte]uint32{}, room: 1 << 20, onRead: func(TierPage) {}}
+	return &bench{stored: map[storedKey]any{}, numbers: map[[32]byte]uint32{}, room: 1 << 20, digest: Digest{1}, onRead: func(TierPage) {}}
 }
 
 func (b *bench) Namespace(identity [32]byte, _, _ uint64) uint32 {
@@ -57,6 +58,10 @@ func (b *bench) DropNamespace(namespace uint32) {
 func (b *bench) Clear() {
 	b.cleared++
 	b.forget(func(storedKey) bool { return true })
+}
+
+func (b *bench) Drop(namespace uint32, group uint16, key *wire.Key) {
+	delete(b.stored, storedKey{namespace, group, *key})
 }
 
 func (b *bench) forget(which func(storedKey) bool) {
@@ -108,7 +113,7 @@ func (b *bench) Demanded(namespace uint32, group uint16, keys []wire.Key) {
 func (r *rig) endRead(b *bench, i int, ok bool) {
 	t := b.reads[i]
 	b.reads = slices.Delete(b.reads, i, i+1)
-	r.PageRead(t.Page, Digest{1}, ok)
+	r.PageRead(t.Page, b.digest, ok)
 }
 
 // endReads ends every read, those that follow too, the oldest first.
@@ -125,7 +130,7 @@ func (r *rig) endWrite(b *bench, i int, ok bool) {
 	if ok {
 		b.stored[t.stored()] = true
 	}
-	r.PageWritten(t.Page, Digest{1}, ok)
+	r.PageWritten(t.Page, b.digest, ok)
 }
 
 // endWrites ends every write.

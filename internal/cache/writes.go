@@ -27,8 +27,9 @@ func (c *Cache) PageWritten(page index.Handle, digest Digest, ok bool) {
 	if c.writes[page] == 0 {
 		panic(fmt.Sprintf("cache: the tier reports page record %d, which it does not write", page.Entry()))
 	}
-	if ok {
-		c.compare(page, digest)
+	p := c.pageOf(page)
+	if ok && !c.compare(page, digest) { // the page was damaged before it was written: so is what is stored, whose digest agrees with it
+		c.config.Tier.Drop(c.namespaces[p.Namespace].stored, p.Group, (*wire.Key)(&p.Key))
 	}
 	c.endWrite(page)
 }

@@ -33,20 +33,25 @@ func (s *scrubber) run(ctx context.Context) {
 			return
 		case <-wait.C:
 		}
-		page, ok := s.cache.ScrubNext()
-		if !ok {
-			wait.Reset(scrubRest)
-			continue
-		}
-		hasher.Reset()
-		for _, part := range page.Parts {
-			hasher.Write(s.views.Slice(part.Location.Arena(), part.Location.Offset(), part.Bytes))
-		}
-		for _, d := range s.cache.ScrubDone(page.Page, hasher.Sum128().Bytes()) {
+		wait.Reset(s.look(hasher))
+		for _, d := range s.cache.Damages() {
 			s.tell(d)
 		}
-		wait.Reset(time.Duration(float64(page.Bytes) / float64(s.rate) * float64(time.Second)))
 	}
+}
+
+// look reads the next page and returns how long to wait after it.
+func (s *scrubber) look(hasher *xxh3.Hasher) time.Duration {
+	page, ok := s.cache.ScrubNext()
+	if !ok {
+		return scrubRest
+	}
+	hasher.Reset()
+	for _, part := range page.Parts {
+		hasher.Write(s.views.Slice(part.Location.Arena(), part.Location.Offset(), part.Bytes))
+	}
+	s.cache.ScrubDone(page.Page, hasher.Sum128().Bytes())
+	return time.Duration(float64(page.Bytes) / float64(s.rate) * float64(time.Second))
 }
 
 // tell logs a page that holds other bytes than were written, and who wrote it.

@@ -50,6 +50,9 @@ func openTier(cfg config.SSD, pool *arena.Pool, views *arena.Views, log *slog.Lo
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", config.FlagSSDPath, err)
 	}
+	if cfg.FaultInjection != "" {
+		log.Warn("the SSD is slow or fails on purpose: never serve with this flag", "flag", "--"+config.FlagSSDFaults, "faults", cfg.FaultInjection)
+	}
 	tellRecovered(log, t.store.Stats())
 	return t, nil
 }
@@ -124,6 +127,11 @@ func (t *tier) DropNamespace(namespace uint32) { t.store.DropNamespace(namespace
 
 // Clear implements cache.Tier.
 func (t *tier) Clear() { t.store.Clear() }
+
+// Drop implements cache.Tier.
+func (t *tier) Drop(namespace uint32, group uint16, key *wire.Key) {
+	t.store.Drop(namespace, group, (*ssd.Key)(key))
+}
 
 // Stored implements cache.Tier.
 func (t *tier) Stored(namespace uint32, group uint16, key *wire.Key) bool {

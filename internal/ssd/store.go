@@ -228,6 +228,15 @@ func (s *Store) Drop(handle uint32, group uint16, key *Key) {
 	}
 }
 
+// Drop forgets a page whose bytes were wrong before they were written, so that their digest does not tell. A read of it that has begun ends as it may.
+func (s *Store) Drop(handle uint32, group uint16, key *Key) {
+	s.mu.Lock()
+	defer s.leave()
+	if v, h, found := s.find(s.namespaces[handle], group, key); found {
+		v.discard(h, ReasonDigest)
+	}
+}
+
 // Clear forgets every page: none can be read when it returns, and what is being written will never be. It is durable with the next commit, which
 // begins at once.
 func (s *Store) Clear() {
