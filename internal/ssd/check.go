@@ -20,7 +20,7 @@ func (s *Store) Check() error {
 		}
 	}
 	for _, v := range s.volumes {
-		if v.state != volumeOn {
+		if !v.on() {
 			continue
 		}
 		if err := v.check(pages); err != nil {
@@ -29,7 +29,7 @@ func (s *Store) Check() error {
 	}
 	for number, l := range s.lives {
 		for i, v := range s.volumes {
-			if v.state == volumeOn && l.pages[i] != pages[number][i] {
+			if v.on() && l.pages[i] != pages[number][i] {
 				return fmt.Errorf("ssd: life %d has %d pages on %s, its counter says %d", number, pages[number][i], v.name, l.pages[i])
 			}
 		}

@@ -26,14 +26,14 @@ func (v *volume) commit() {
 			return
 		}
 	}
-	if v.state == volumeOn {
+	if v.on() {
 		v.compact()
 	}
 }
 
 // toCommit waits until there is something to commit; false when there never will be.
 func (v *volume) toCommit() bool {
-	for v.state == volumeOn {
+	for v.on() {
 		if v.urgent || v.groupIsDue() {
 			return true
 		}
@@ -111,7 +111,7 @@ func (v *volume) commitGroup() bool {
 	for _, w := range g.writes {
 		v.recorded(w)
 	}
-	if v.state != volumeOn {
+	if !v.on() {
 		return false
 	}
 	for _, o := range g.ops {
@@ -161,7 +161,7 @@ func (v *volume) record(g *group) (disk uint64, err error) {
 func (v *volume) recorded(w *write) {
 	v.settle(w)
 	switch {
-	case v.state != volumeOn:
+	case !v.on():
 		v.endWrite(w, ReasonOff)
 	case w.life.dead:
 		v.note(op{kind: opFree, offset: w.offset, bytes: format.ExtentBytes(w.bytes)})
@@ -185,7 +185,7 @@ func (v *volume) sweep() {
 		return
 	}
 	v.mustSweep = false
-	for from := uint32(0); from < v.index.Records() && v.state == volumeOn; from += sweepRecords {
+	for from := uint32(0); from < v.index.Records() && v.on(); from += sweepRecords {
 		v.index.Scan(from, from+sweepRecords, func(p index.Page) bool {
 			if p.State == index.Sealed && v.store.lives[p.Namespace].dead {
 				v.retire(p, false)
@@ -208,7 +208,7 @@ func (v *volume) compact() bool {
 	if v.disk = disk; err != nil {
 		v.off(fmt.Sprintf("the index log could not be compacted: %v", err))
 	}
-	return err == nil && v.state == volumeOn
+	return err == nil && v.on()
 }
 
 // order lists the pages that can be read, the oldest use first in each class, some a hold of the mutex. What moves meanwhile is listed once; a page
@@ -272,7 +272,7 @@ func (v *volume) puts(handles []index.Handle, puts []journal.Put) []journal.Put 
 	defer s.mu.Unlock()
 	for _, h := range handles {
 		p, ok := v.index.Page(h)
-		if v.state != volumeOn || !ok || p.State != index.Sealed {
+		if !v.on() || !ok || p.State != index.Sealed {
 			continue
 		}
 		l := s.lives[p.Namespace]

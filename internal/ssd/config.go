@@ -28,7 +28,8 @@ const (
 	unclaimedFor     = 24 * time.Hour   // how long pages of an epoch that nobody registers are kept
 	retainedPercent  = 80               // of a volume's payload: the most that retained pages hold
 	scrubChunkBytes  = 1 << 20          // one read of scrubber and verifier
-	sweepRecords     = 4096             // records of the index that one hold of the mutex looks at
+	sweepRecords     = 1024             // records of the index that one hold of the mutex looks at
+	evictionsMax     = 256              // pages that one hold of the mutex evicts
 	volumeBytesMin   = 24 << 20         // share of the capacity below which a volume is refused: the index log takes most of it
 	pageShareBytes   = 32 << 10         // of the share for each page that the index log has room for
 	reclaimEffort    = 4                // a page that finds no room may evict this many times its own bytes

@@ -1,6 +1,7 @@
 package ssd
 
 import (
+	"strings"
 	"testing"
 
 	"orbitkv/internal/vfs"
@@ -22,6 +23,9 @@ func TestARealFolder(t *testing.T) {
 		store, err := Open(config)
 		if err != nil {
 			t.Skipf("the temporary folder takes no direct I/O: %v", err)
+		}
+		if _, err := Open(config); err == nil || !strings.Contains(err.Error(), "another process has the folder") {
+			t.Errorf("a second store was opened: %v", err)
 		}
 		r := &rig{t: t, store: store, arena: a}
 		s := r.namespace(1, 0, 40<<10)

@@ -93,7 +93,7 @@ func (s *Store) dropNamespace(ns *namespace) {
 	delete(s.identities, ns.facts)
 	s.endLife(ns.life)
 	for i, v := range s.volumes {
-		if ns.numbers[i] != 0 && v.state == volumeOn {
+		if ns.numbers[i] != 0 && v.on() {
 			v.note(op{kind: opDropNamespace, number: ns.numbers[i]})
 			v.hurry()
 		}
@@ -104,7 +104,7 @@ func (s *Store) dropNamespace(ns *namespace) {
 func (s *Store) endLife(l *life) {
 	l.dead = true
 	for i, v := range s.volumes {
-		if v.state == volumeOn && l.pages[i] > 0 {
+		if v.on() && l.pages[i] > 0 {
 			v.mustSweep = true
 			v.hurry()
 		}

@@ -56,7 +56,7 @@ func (s *Store) ReadRoom() int {
 // slow processor bounds them too.
 func (v *volume) dispatch() {
 	most := v.store.config.ReadInflight
-	for v.state == volumeOn && v.reading < most && v.reading+v.checking < 2*most {
+	for v.on() && v.reading < most && v.reading+v.checking < 2*most {
 		r := v.nextRead()
 		if r == nil {
 			break

@@ -96,7 +96,7 @@ func (v *volume) retire(page index.Page, recorded bool) {
 
 // lastReference is called by the index when a retired page has no reader left.
 func (v *volume) lastReference(page index.Page) {
-	if v.state != volumeOn {
+	if !v.on() {
 		return
 	}
 	l := v.store.lives[page.Namespace]
@@ -122,7 +122,7 @@ func (v *volume) unpin(h index.Handle) {
 // discard drops a page whose bytes cannot be read: it is a miss from here on, and after a restart as soon as its drop is durable.
 func (v *volume) discard(h index.Handle, reason string) {
 	page, ok := v.index.Page(h)
-	if v.state != volumeOn || !ok || page.State != index.Sealed {
+	if !v.on() || !ok || page.State != index.Sealed {
 		return
 	}
 	v.store.counters.evictions[reason]++
@@ -158,10 +158,10 @@ func (v *volume) evict() uint64 {
 // before the one that needs their space.
 func (v *volume) headroom() uint64 { return min(BatchBytes, v.space.Bytes()/16) }
 
-// evictAhead drops victims until there is headroom for pages to come.
+// evictAhead drops victims until there is headroom for pages to come, as far as one hold of the mutex may.
 func (v *volume) evictAhead() {
-	for v.space.FreeBytes()+v.limbo < v.headroom() {
-		if v.evict() == 0 {
+	for range evictionsMax {
+		if v.space.FreeBytes()+v.limbo >= v.headroom() || v.evict() == 0 {
 			return
 		}
 	}

@@ -145,7 +145,7 @@ func (stats *Stats) add(v *volume) {
 	for p := Demand; p < priorities; p++ {
 		stats.ReadQueuePages[p.String()] += uint64(v.reads[p].len())
 	}
-	if v.state != volumeOn {
+	if !v.on() {
 		return
 	}
 	stats.PayloadBytes += v.space.Bytes()
@@ -170,7 +170,7 @@ func (s *Store) Status() []VolumeStatus {
 		if v.engine != nil {
 			one.Engine = v.engine.Name()
 		}
-		if v.state == volumeOn {
+		if v.on() {
 			one.UsedBytes, one.Pages = v.usedBytes(), v.index.Count(index.Sealed)
 		}
 		status = append(status, one)

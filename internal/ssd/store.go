@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -117,7 +118,7 @@ func (s *Store) start() {
 	}
 	s.tasks.Go(s.keep)
 	for _, v := range s.volumes {
-		if v.state != volumeOn {
+		if !v.on() {
 			continue
 		}
 		v.tasks.Go(v.fill)
@@ -184,7 +185,7 @@ func (s *Store) Wanted(handle uint32, group uint16, key *Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ns := s.namespaces[handle]
-	if ns == nil || s.closing {
+	if ns == nil || s.closing || !slices.ContainsFunc(s.volumes, (*volume).on) {
 		return false
 	}
 	if _, _, found := s.find(ns, group, key); found {
@@ -199,7 +200,7 @@ func (s *Store) find(ns *namespace, group uint16, key *Key) (*volume, index.Hand
 		return nil, index.Handle{}, false
 	}
 	for _, v := range s.volumes {
-		if v.state != volumeOn {
+		if !v.on() {
 			continue
 		}
 		if h, _, found := v.index.Find(ns.life.number, group, key); found {
@@ -228,15 +229,6 @@ func (s *Store) Drop(handle uint32, group uint16, key *Key) {
 	}
 }
 
-// Drop forgets a page whose bytes were wrong before they were written, so that their digest does not tell. A read of it that has begun ends as it may.
-func (s *Store) Drop(handle uint32, group uint16, key *Key) {
-	s.mu.Lock()
-	defer s.leave()
-	if v, h, found := s.find(s.namespaces[handle], group, key); found {
-		v.discard(h, ReasonDigest)
-	}
-}
-
 // Clear forgets every page: none can be read when it returns, and what is being written will never be. It is durable with the next commit, which
 // begins at once.
 func (s *Store) Clear() {
@@ -249,7 +241,7 @@ func (s *Store) Clear() {
 		}
 	}
 	for _, v := range s.volumes {
-		if v.state == volumeOn {
+		if v.on() {
 			v.note(op{kind: opClear})
 			v.clears++
 			v.hurry()

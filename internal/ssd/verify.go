@@ -119,7 +119,7 @@ func (v *volume) pinNext(from *uint32) (page index.Page, l *life, ok bool) {
 	s := v.store
 	s.mu.Lock()
 	defer s.leave()
-	for v.state == volumeOn && !s.closing && *from < v.index.Records() {
+	for v.on() && !s.closing && *from < v.index.Records() {
 		end := *from + sweepRecords
 		v.index.Scan(*from, end, func(p index.Page) bool {
 			if l = s.lives[p.Namespace]; p.State == index.Sealed && !l.dead {
@@ -206,7 +206,7 @@ func (in *inspector) turn(ctx context.Context, bytes uint64) error {
 	v := in.volume
 	s := v.store
 	s.mu.Lock()
-	for v.state == volumeOn && !s.closing && ctx.Err() == nil && v.reads[Demand].len()+v.reads[Prepare].len()+v.reads[Warm].len() > 0 {
+	for v.on() && !s.closing && ctx.Err() == nil && v.reads[Demand].len()+v.reads[Prepare].len()+v.reads[Warm].len() > 0 {
 		v.awaited = true
 		v.await()
 	}

@@ -67,6 +67,8 @@ type volume struct {
 	tasks   sync.WaitGroup
 }
 
+func (v *volume) on() bool { return v.state == volumeOn }
+
 // await waits for a change. What the caller has to hand over goes first.
 func (v *volume) await() {
 	s := v.store
@@ -102,7 +104,7 @@ func (d direction) String() string { return [...]string{"reads", "writes"}[d] }
 
 // off turns the volume off: its pages are misses from here on. What was submitted runs to its end (I3).
 func (v *volume) off(reason string) {
-	if v.state != volumeOn {
+	if !v.on() {
 		return
 	}
 	volumeMachine.to(&v.state, volumeOff)

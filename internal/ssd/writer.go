@@ -61,7 +61,7 @@ func (s *Store) choose(bytes uint64) (best *volume, reason string) {
 	reason = SkipOff
 	var bestShare float64
 	for _, v := range s.volumes {
-		if v.state != volumeOn {
+		if !v.on() {
 			continue
 		}
 		if format.ExtentBytes(bytes) > v.space.Bytes()-format.ScratchBytes {
@@ -95,7 +95,7 @@ func (v *volume) fill() {
 	defer s.leave()
 	for {
 		for v.waiting.len() == 0 {
-			if v.state != volumeOn || s.closing {
+			if !v.on() || s.closing {
 				return
 			}
 			v.await()
@@ -155,14 +155,16 @@ func (v *volume) place(w *write) bool {
 	}
 }
 
-// makeRoom evicts until so many bytes are on their way to be free, and returns them.
+// makeRoom evicts until so many bytes are on their way to be free, and returns them. It gives the mutex up between batches of victims.
 func (v *volume) makeRoom(want uint64) (evicted uint64) {
-	for evicted < want {
+	for pages := 1; evicted < want && v.on(); pages++ {
 		bytes := v.evict()
 		if bytes == 0 {
 			break
 		}
-		evicted += bytes
+		if evicted += bytes; pages%evictionsMax == 0 {
+			v.store.rest()
+		}
 	}
 	return evicted
 }
@@ -170,7 +172,7 @@ func (v *volume) makeRoom(want uint64) (evicted uint64) {
 // refuses says why a page is not to be written any more.
 func (v *volume) refuses(w *write) string {
 	switch {
-	case v.state != volumeOn:
+	case !v.on():
 		return ReasonOff
 	case w.life.dead:
 		return ReasonDropped
@@ -225,7 +227,7 @@ func (v *volume) wrote(w *write, err error) {
 	case err != nil:
 		s.say(slog.LevelWarn, "a page could not be written to the SSD cache: it is a miss", "volume", v.name, "offset", w.offset, "error", err)
 		v.takeBack(w, writeReason(err))
-	case v.state != volumeOn:
+	case !v.on():
 		v.takeBack(w, ReasonOff)
 	default:
 		writeMachine.to(&w.state, writeWritten)
