@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"orbitkv/internal/cache"
+	"orbitkv/internal/ssd"
 )
 
 // rig is a server whose Manager is made of the members that a test sets.
@@ -242,7 +243,13 @@ func TestHealthIsJudgedByWhatIsHeld(t *testing.T) {
 	if s.Judge(0, 0); s.Health != "degraded" || !strings.Contains(s.Reasons[0], "gone") {
 		t.Errorf("%s %v", s.Health, s.Reasons)
 	}
-	s.SocketError, s.Pool.Error = "", "no memory"
+	s.SSD = &SSD{Volumes: []ssd.VolumeStatus{{Name: "/good", State: "on"}, {Name: "/bad", State: "off", Reason: "no disk"}}}
+	s.SocketError = ""
+	if s.Judge(0, 0); s.Health != "degraded" || len(s.Reasons) != 1 || !strings.Contains(s.Reasons[0], "/bad") || !strings.Contains(s.Reasons[0], "no disk") {
+		t.Errorf("%s %v", s.Health, s.Reasons)
+	}
+	s.SSD = nil
+	s.Pool.Error = "no memory"
 	if s.Judge(0, 0); s.Health != "degraded" || !strings.Contains(s.Reasons[0], "no memory") {
 		t.Errorf("%s %v", s.Health, s.Reasons)
 	}

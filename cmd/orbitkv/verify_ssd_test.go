@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+// heard lets findings read an answer and returns what was printed.
+func heard(answer string) (printed string, err error) {
+	var out bytes.Buffer
+	f := &findings{to: &out, progress: &out, told: time.Now()}
+	if err = f.read(strings.NewReader(answer)); err == nil {
+		err = f.conclude()
+	}
+	return out.String(), err
+}
+
+func TestTheLinesOfAVerificationArePrintedAndJudged(t *testing.T) {
+	problem := `{"problem": {"folder": "/a\u001b[2J", "namespace": "aa", "epoch": 3, "group": 1, "key": "00ff", "offset": 8192, "bytes": 4096, "reason": "digest"}}` + "\n"
+	printed, err := heard(`{"progress": {"pages": 1, "bytes": 4096, "of_pages": 2}}` + "\n" + problem + `{"end": {"ok": false, "pages": 2, "bytes": 8192, "problems": 1}}` + "\n")
+	if !errors.Is(err, errSilent) {
+		t.Errorf("%v, want a bad end that was printed", err)
+	}
+	for _, part := range []string{"1 of 2 pages, 4 KiB\n", "page 00ff of group 1, namespace aa epoch 3, 4 KiB: digest\n", "1 of 2 pages, 8 KiB are not"} {
+		if !strings.Contains(printed, part) {
+			t.Errorf("%q is not in %q", part, printed)
+		}
+	}
+	if strings.Contains(printed, "\x1b") {
+		t.Errorf("a control character was printed: %q", printed)
+	}
+	if printed, err := heard(`{"end": {"ok": true, "pages": 2, "bytes": 8192}}`); err != nil || !strings.Contains(printed, "every page is as it was written") {
+		t.Errorf("%v, %q", err, printed)
+	}
+}
+
+func TestAVerificationThatDidNotEndIsNoGoodNews(t *testing.T) {
+	for answer, word := range map[string]string{
+		"":                                  "broke off",
+		`{"progress": {"pages": 1}}` + "\n": "broke off",
+		`{"end": {"ok": false, "pages": 7, "error": "the store closes"}}`: "7 were: the store closes",
+		`<html>`: "another program",
+		`{"problem": {"key": "` + strings.Repeat("0", lineBytesMax) + `"}}`: "broke off",
+	} {
+		if printed, err := heard(answer); err == nil || errors.Is(err, errSilent) || !strings.Contains(err.Error(), word) {
+			t.Errorf("%.40q: %v, want %q; printed %q", answer, err, word, printed)
+		}
+	}
+}
+
+func TestAnSSDShowsInTheStatus(t *testing.T) {
+	var out bytes.Buffer
+	status := statusWithSSD()
+	if err := printStatus(&out, status); err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{"3 pages (2 retained)", "5 found at the start", "/very/" + strings.Repeat("long", 20), "off, 0 B", "pool (no ring: EPERM)"} {
+		if !strings.Contains(out.String(), part) {
+			t.Errorf("%q is not in\n%s", part, &out)
+		}
+	}
+	status.SSD = nil
+	out.Reset()
+	if err := printStatus(&out, status); err != nil || strings.Contains(out.String(), "ssd") {
+		t.Errorf("%v: without an SSD\n%s", err, &out)
+	}
+}
+
+func TestAPathMayBeWrittenSeveralTimes(t *testing.T) {
+	cmd := serveCommand()
+	if err := cmd.ParseFlags([]string{"--ssd-cache-path", "/a", "--ssd-cache-path=/b:/c", "--pool-size", "1gib", "--pool-size", "2gib"}); err != nil {
+		t.Fatal(err)
+	}
+	for flag, want := range map[string]string{"ssd-cache-path": "/a:/b:/c", "pool-size": "2gib"} {
+		if got, ok := flagsOf(cmd)(flag); !ok || got != want {
+			t.Errorf("--%s is %q, %v; want %q", flag, got, ok, want)
+		}
+	}
+}
