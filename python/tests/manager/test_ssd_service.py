@@ -389,3 +389,47 @@ def test_with_few_descriptors_the_tier_goes_on(
 def test_too_few_descriptors_to_start_say_so(orbitkv_binary: Path, tmp_path: Path, volume: Volume) -> None:
     with pytest.raises(ManagerFailure, match="too many open files"):
         ManagerProcess(confined(orbitkv_binary, tmp_path, files=8), tmp_path / "m", "16mib", *volume.options()).start()
+
+
+@pytest.fixture
+def slow_verification(orbitkv_binary: Path) -> Iterator[Callable[[ManagerProcess], subprocess.Popen[str]]]:
+    """Return a function that begins a verification that takes minutes and returns once it runs; the fixture ends it."""
+    with contextlib.ExitStack() as ends:
+
+        def begin(manager: ManagerProcess) -> subprocess.Popen[str]:
+            where = ("--socket", manager.socket, "--http-addr", f"127.0.0.1:{manager.port}")
+            command = [str(orbitkv_binary), "verify", "--ssd", "--rate", "32kib", *where]
+            process = ends.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
+            ends.callback(process.kill)
+            assert process.stderr is not None
+            assert f"of {PAGES} pages" in process.stderr.readline()
+            return process
+
+        yield begin
+
+
+def test_a_manager_that_stops_ends_its_verification(
+    start: Start, slow_verification: Callable[[ManagerProcess], subprocess.Popen[str]]
+) -> None:
+    manager = start()
+    fill(manager)
+    process = slow_verification(manager)
+    manager.stop()
+    _, told = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert "broke off" in told or "not every page was read" in told
+
+
+def test_the_end_of_who_asked_ends_a_verification(
+    start: Start, orbitkv_binary: Path, slow_verification: Callable[[ManagerProcess], subprocess.Popen[str]]
+) -> None:
+    manager = start()
+    fill(manager)
+    process = slow_verification(manager)
+    second = verify(manager, orbitkv_binary)
+    assert second.returncode == 1
+    assert "only one may" in second.stderr
+    process.kill()
+    eventually(lambda: verify(manager, orbitkv_binary).returncode == 0, "the next verification has its turn")
