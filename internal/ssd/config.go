@@ -39,16 +39,16 @@ const (
 // Config is what a Store is made with. A zero field takes its default.
 type Config struct {
 	Volumes             []VolumeConfig
-	CapacityBytes       uint64 // hard limit of the bytes on disk of all volumes, each of which has an equal share; zero takes volumes as large as they are, and makes none
-	Backend             string // auto, uring or pool; see package blockio
-	ReadInflight        int    // pages that a volume reads at a time
-	ReadQueueBytes      uint64 // of pages that wait to be read, and at least one page
-	WriteInflight       int    // pages that a volume writes at a time
-	WriteQueueBytes     uint64 // of pages that wait to be written, and at least one page; volumes share it equally
-	HeldBytesMax        uint64 // of pages that wait, are being written or wait for their record; default: the queue, and two batches a volume
-	ScrubBytesPerSecond uint64 // zero: no scrubbing
-	Memory              func(location, bytes uint64) []byte
-	MemoryRegions       [][]byte // that Memory hands out parts of, to be registered with io_uring
+	CapacityBytes       uint64                              // hard limit of the bytes on disk of all volumes, each of which has an equal share; zero takes volumes as large as they are, and makes none
+	Backend             string                              // auto, uring or pool; see package blockio
+	ReadInflight        int                                 // pages that a volume reads at a time
+	ReadQueueBytes      uint64                              // of pages that wait to be read, and at least one page
+	WriteInflight       int                                 // pages that a volume writes at a time
+	WriteQueueBytes     uint64                              // of pages that wait to be written, and at least one page; volumes share it equally
+	HeldBytesMax        uint64                              // of pages that wait, are being written or wait for their record; default: the queue, and two batches a volume
+	ScrubBytesPerSecond uint64                              // zero: no scrubbing
+	Memory              func(location, bytes uint64) []byte // of a part of a page; called with the mutex held, so that it must not block or call the store
+	MemoryRegions       [][]byte                            // that Memory hands out parts of, to be registered with io_uring
 	Log                 *slog.Logger
 	Now                 func() time.Time
 	Seed                uint64 // of the index's hash; zero takes one from the system

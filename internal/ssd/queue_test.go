@@ -295,3 +295,42 @@ func TestDroppedPagesDrain(t *testing.T) {
 		})
 	}
 }
+
+// A page that is dropped while its record is being made durable never becomes visible, ends with the reason, and leaves no byte lent.
+func TestDroppedWhileItIsCommitted(t *testing.T) {
+	for name, drop := range map[string]func(*rig, space){
+		"namespace": func(r *rig, s space) { r.store.DropNamespace(s.handle) },
+		"clear":     func(r *rig, _ space) { r.store.Clear() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			quietly(t, func(t *testing.T) {
+				disks := oneDisk(1)
+				r := openRig(t, disks)
+				s := r.namespace(1, 7, small)
+				gate := disks[0].Gate(twin.Sync, format.IndexName)
+				ended := r.begin(s, 0, 1)
+				gate.Wait(1)
+				drop(r, s)
+				again := r.namespace(1, 7, small)
+				next := r.begin(again, 0, 1) // the page may be offered again at once
+				gate.Open()
+				if result := <-ended; result.OK || result.Reason != ReasonDropped {
+					t.Errorf("the dropped page ended as %+v", result)
+				}
+				if result := <-next; !result.OK {
+					t.Errorf("the page that was offered again ended as %+v", result)
+				}
+				synctest.Wait()
+				if used := r.store.Stats().UsedBytes; used != format.ExtentBytes(small) {
+					t.Errorf("%d bytes are lent for one page", used)
+				}
+				r = r.again()
+				r.mustRead(r.namespace(1, 7, small), 1)
+				if got := r.store.Stats().RecoveredPages; got != 1 {
+					t.Errorf("%d pages came back, want 1", got)
+				}
+				r.close()
+			})
+		})
+	}
+}

@@ -35,9 +35,9 @@ type VerifyReport struct {
 	Problems uint64 `json:"problems"`
 }
 
-// Verify checks the store's own state, then reads every page of every volume that is on, and compares digests and header blocks. It keeps to the rate, in
-// bytes a second, when that is not zero, and gives way to every read. A page with wrong bytes is dropped. progress is called after each page. The error
-// is a broken rule of the store's state, or that of ctx.
+// Verify reads every page of every volume that is on, and compares digests and header blocks. It keeps to the rate, in bytes a second, when that is not
+// zero, and gives way to every read. A page with wrong bytes is dropped. progress is called after each page. The error is that of ctx, or that the
+// store closes.
 func (s *Store) Verify(ctx context.Context, rate uint64, report func(Problem), progress func(VerifyReport)) (VerifyReport, error) {
 	var sum VerifyReport
 	s.mu.Lock()
@@ -48,9 +48,6 @@ func (s *Store) Verify(ctx context.Context, rate uint64, report func(Problem), p
 	s.outstanding++ // Close waits
 	s.mu.Unlock()
 	defer s.told(func() {})
-	if err := s.Check(); err != nil {
-		return sum, err
-	}
 	for _, v := range s.volumes {
 		inspect := newInspector(v, rate)
 		err := inspect.pass(ctx, func(bytes uint64, p *Problem) {
