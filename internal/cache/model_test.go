@@ -49,6 +49,7 @@ type world struct {
 
 	tier      *bench            // nil when there is none
 	tierFacts map[uint32]string // by the tier's number of a namespace: what its pages were of
+	out       *outPage          // nil when none is being scrubbed
 
 	warmed        map[place]*warmPage // by the place of the first slice
 	preparedBytes uint64
@@ -78,7 +79,9 @@ func newWorld(t *rapid.T) *world {
 		config.StopPolicy = rapid.SampledFrom([]StopPolicy{WaitComplete, WaitComplete, BestEffort, Timeout}).Draw(t, "policy")
 		config.ReadTimeout = time.Second
 	}
+	drawPolicies(t, &config)
 	w.rig = newRig(t, config)
+	w.rig.config.PoolBytes = (granulesFirst + granulesNext) * granule // of the arenas that follow
 	w.rig.AddArena(0, -1, granulesFirst*granule)
 	w.rig.AddArena(1, -1, granulesNext*granule)
 	return w
@@ -140,6 +143,9 @@ func (w *world) actions() map[string]func(*rapid.T) {
 		steps["stop reading"] = w.stopQuery
 		weights["tier reads"], weights["tier writes"], weights["cleanup"] = 8, 6, 3
 	}
+	if w.rig.config.Scrub {
+		steps["scrub"], weights["scrub"] = w.scrub, 6
+	}
 	if len(w.teams) > 0 {
 		steps["a team works"], weights["a team works"] = w.teamsWork, 60
 	}
@@ -194,6 +200,7 @@ func (w *world) verify() {
 		w.Fatalf("clients may write %d bytes, the cache keeps %d", written, held)
 	}
 	w.verifyUsefulness(stats)
+	w.check(stats.DamagedPagesTotal == 0, "%d pages hold other bytes than were written: %+v", stats.DamagedPagesTotal, w.rig.Damages())
 	for _, inst := range w.rig.Status().Instances {
 		used := uint64(0)
 		for _, phase := range []string{"ready", "restoring", "stalled", "preparing", "draining"} {
@@ -279,6 +286,9 @@ func (w *world) mustBeFree(at place) {
 		if other == at {
 			w.Fatalf("granted %v, which a dead writer may still write", at)
 		}
+	}
+	if w.isOut(at) {
+		w.Fatalf("granted %v, which is being scrubbed", at)
 	}
 	if w.inTransit(at) {
 		w.Fatalf("granted %v, which the tier reads or writes", at)
@@ -418,6 +428,7 @@ func (w *world) quiesce() {
 	if s.Sessions+s.SessionsDisconnected+s.Processes+s.Instances+s.OperationsReady+s.OperationsWaiting+s.OperationsPreparing+s.OperationsDraining+s.Reservations != 0 {
 		w.Fatalf("tables are not empty: %+v", s)
 	}
+	w.scrubEnds()
 	w.rig.Clear()
 	w.verify()
 	s = w.rig.Stats()

@@ -64,7 +64,7 @@ func (w *world) endRead(i int, ok bool) {
 		}
 	}
 	w.tier.reads = slices.Delete(w.tier.reads, i, i+1)
-	w.rig.PageRead(t.Page, Digest{}, ok && kept)
+	w.rig.PageRead(t.Page, digestOfContent(content), ok && kept)
 }
 
 // tierWrites ends one write. What it read must be one page of one key.
@@ -96,7 +96,7 @@ func (w *world) endWrite(i int, ok bool) {
 	if ok && !slices.Contains(w.tier.dropped, t.Namespace) {
 		w.tier.stored[t.stored()] = content
 	}
-	w.rig.PageWritten(t.Page, Digest{}, ok)
+	w.rig.PageWritten(t.Page, digestOfContent(content), ok)
 }
 
 func slashed(s string) string {

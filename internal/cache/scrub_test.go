@@ -261,6 +261,11 @@ func TestAPassSeesSealedPagesAlone(t *testing.T) {
 	r.Cleanup()
 	r.publish(e, keysOf(5, 3))
 	open := r.reserve(e, keysOf(40, 4))
+	ns, err := r.OpenPrivate(e.ranks[0].id, page)
+	r.must(err)
+	private, err := r.Reserve(e.ranks[0].id, Reserve{Operation: 1, Revision: 1, Namespace: ns.Namespace, Keys: keysOf(0, 1)})
+	r.must(err)
+	r.must(r.Committed(e.ranks[0].id, private.Reservation, 0, all(1)))
 	if seen := r.scrub(sound); len(seen) != 3 {
 		t.Fatalf("%d pages were given out", len(seen))
 	}
