@@ -7,7 +7,6 @@ import (
 
 	"orbitkv/internal/blockio"
 	"orbitkv/internal/ssd/format"
-	"orbitkv/internal/ssd/journal"
 	"orbitkv/internal/vfs"
 	"orbitkv/internal/vfs/twin"
 )
@@ -176,28 +175,10 @@ func BenchmarkRead(b *testing.B) {
 // BenchmarkOpen is the recovery of a volume with a million pages, from an index log in memory.
 func BenchmarkOpen(b *testing.B) {
 	const pages, bytes = 1_000_000, 64 << 10
-	capacityBytes := uint64(pages)*format.ExtentBytes(bytes)*11/10 + 2<<30
 	disk := twin.New(1)
-	large := func(c *Config) { c.CapacityBytes = capacityBytes }
+	large := func(c *Config) { c.CapacityBytes = uint64(pages)*format.ExtentBytes(bytes)*11/10 + 2<<30 }
 	r := openRig(b, []*twin.Disk{disk}, large)
-	payload, id := r.store.volumes[0].payloadBytes, r.store.volumes[0].id
-	r.close()
-	log, _, err := journal.Open(disk, id, journal.Limits{PayloadBytes: payload})
-	if err != nil {
-		b.Fatal(err)
-	}
-	log.Namespace(journal.Namespace{Number: 1, Identity: identityOf(1), PageBytes: bytes})
-	err = log.Compact(func(yield func(journal.Put) bool) {
-		for number := range pages {
-			offset := format.ScratchBytes + uint64(number)*format.ExtentBytes(bytes)
-			if !yield(journal.Put{Namespace: 1, Key: *keyOf(number), Offset: offset, Bytes: bytes, Sequence: log.NextSequence()}) {
-				return
-			}
-		}
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	r.logPages(pages, bytes)
 	for b.Loop() {
 		r := openRigIn(b, r.arena, []*twin.Disk{disk}, large)
 		b.StopTimer()

@@ -24,15 +24,16 @@ func TestARealFolder(t *testing.T) {
 		if err != nil {
 			t.Skipf("the temporary folder takes no direct I/O: %v", err)
 		}
-		if _, err := Open(config); err == nil || !strings.Contains(err.Error(), "another process has the folder") {
-			t.Errorf("a second store was opened: %v", err)
+		if written == 0 {
+			if _, err := Open(config); err == nil || !strings.Contains(err.Error(), "another process has the folder") {
+				t.Errorf("a second store was opened: %v", err)
+			}
 		}
 		r := &rig{t: t, store: store, arena: a}
 		s := r.namespace(1, 0, 40<<10)
 		r.mustRead(s, numbers(0, written)...)
-		for next := written + 200; written < next; written += 40 {
-			r.mustWrite(s, numbers(written, written+40)...)
-		}
+		r.mustWrite(s, numbers(written, written+50)...)
+		written += 50
 		r.mustRead(s, numbers(0, written)...)
 		status, stats := store.Status()[0], store.Stats()
 		t.Logf("%s: %s; %d bytes on disk", status.Engine, status.EngineReason, stats.DiskBytes)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -253,4 +254,29 @@ func TestAFullDisk(t *testing.T) {
 	r = r.again()
 	r.mustRead(r.namespace(1, 0, small), numbers(0, 10)...)
 	r.close()
+}
+
+// A volume that is off is cleared with the others: its pages do not come back at the next start.
+func TestAVolumeThatIsOffIsCleared(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := []*twin.Disk{twin.New(1), twin.New(2)}
+		r := openRig(t, disks)
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 40)...)
+		disks[0].Fail(twin.Rule{Operation: twin.Write, Name: format.PayloadName, Onward: true, Err: unix.EROFS})
+		for number := 40; number < 100; number++ {
+			r.write(s, number)
+		}
+		if status := r.store.Status(); status[0].State != "off" {
+			t.Fatalf("%+v", status[0])
+		}
+		r.store.Clear()
+		synctest.Wait()
+		disks[0].Heal()
+		r = r.again()
+		if got := r.store.Stats(); got.RecoveredPages != 0 || got.Volumes["on"] != 2 {
+			t.Errorf("%d pages came back after a clear, volumes %v", got.RecoveredPages, got.Volumes)
+		}
+		r.close()
+	})
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/ssd/journal"
 	"orbitkv/internal/vfs"
 	"orbitkv/internal/vfs/twin"
 )
@@ -295,4 +297,27 @@ func (c *clock) advance(d time.Duration) {
 // logged sends the store's log to the test's.
 func logged(t testing.TB) configure {
 	return func(config *Config) { config.Log = slog.New(slog.NewTextHandler(t.Output(), nil)) }
+}
+
+// logPages closes a store with one volume and writes an index log that says so many pages are stored, whose bytes nobody wrote.
+func (r *rig) logPages(pages int, bytes uint64) {
+	r.t.Helper()
+	v := r.store.volumes[0]
+	r.close()
+	log, _, err := journal.Open(v.fs, v.id, journal.Limits{PayloadBytes: v.payloadBytes})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	log.Namespace(journal.Namespace{Number: 1, Identity: identityOf(1), PageBytes: bytes})
+	err = log.Compact(func(yield func(journal.Put) bool) {
+		for number := range pages {
+			offset := format.ScratchBytes + uint64(number)*format.ExtentBytes(bytes)
+			if !yield(journal.Put{Namespace: 1, Key: *keyOf(number), Offset: offset, Bytes: bytes, Sequence: log.NextSequence()}) {
+				return
+			}
+		}
+	})
+	if err := errors.Join(err, log.Close()); err != nil {
+		r.t.Fatal(err)
+	}
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"golang.org/x/sys/unix"
+
 	"orbitkv/internal/ssd/format"
 	"orbitkv/internal/vfs/twin"
 )
@@ -333,4 +335,36 @@ func TestDroppedWhileItIsCommitted(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A store whose volume is off closes when the transfers that were under way have ended, as any other.
+func TestCloseOfAVolumeThatIsOff(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks)
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 4)...)
+		gate := disks[0].Gate(twin.Read, format.PayloadName)
+		reads := []<-chan ReadResult{r.ask(s, 0, 0, Prepare), r.ask(s, 0, 1, Prepare)}
+		gate.Wait(2)
+		disks[0].Fail(twin.Rule{Operation: twin.Write, Name: format.PayloadName, Onward: true, Err: unix.EROFS})
+		for number := 10; number < 10+failuresInARow; number++ {
+			r.write(s, number)
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- r.store.Close() }()
+		synctest.Wait()
+		if len(closed) > 0 || r.store.Status()[0].State != "off" {
+			t.Errorf("the store closed with reads under way, %+v", r.store.Status()[0])
+		}
+		gate.Open()
+		for _, ended := range reads {
+			if result := <-ended; !result.OK {
+				t.Errorf("a read that was under way when its volume went off ended as %+v", result)
+			}
+		}
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+	})
 }

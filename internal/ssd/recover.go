@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"orbitkv/internal/blockio"
 	"orbitkv/internal/extent"
@@ -17,7 +18,11 @@ import (
 	"orbitkv/internal/vfs"
 )
 
-const superblockNew = format.SuperblockName + ".new"
+const (
+	superblockNew = format.SuperblockName + ".new"
+	lockWait      = 3 * time.Second // for the lock of a folder
+	lockPoll      = 10 * time.Millisecond
+)
 
 // openVolumes opens all folders. A refusal, which the operator must clear up, is an error; anything else turns that volume off.
 func (s *Store) openVolumes() error {
@@ -96,15 +101,20 @@ func (v *volume) openPayload() (super format.Superblock, err error) {
 	return super, err
 }
 
-// lock takes the folder, by the lock of the descriptor that does the I/O: what a killed process still has under way keeps it.
+// lock takes the folder, by the lock of the descriptor that does the I/O: what a killed process still has under way keeps it, and so for a moment does
+// the kernel's tidying after it. That is waited for, so that whoever starts a Manager anew need not try twice.
 func (v *volume) lock() (err error) {
 	if v.payload, err = v.fs.Open(format.PayloadName, vfs.Direct); err != nil {
 		return err
 	}
-	if err = v.payload.Lock(); errors.Is(err, vfs.ErrLocked) {
-		return refuse("another process has the folder: stop it, or name another folder; every Manager needs one of its own")
+	for begun := time.Now(); ; time.Sleep(lockPoll) {
+		if err = v.payload.Lock(); !errors.Is(err, vfs.ErrLocked) {
+			return err
+		}
+		if time.Since(begun) >= lockWait {
+			return refuse("another process has the folder: stop it, or name another folder; every Manager needs one of its own")
+		}
 	}
-	return err
 }
 
 // superblock reads the superblock. Without one, a folder that has an index log is not ours.
@@ -240,11 +250,24 @@ func (v *volume) load(state *journal.State) error {
 		v.loadPage(lives[state.Puts[i].Namespace], &state.Puts[i])
 	}
 	s.recovered.pages += v.index.Count(index.Sealed)
+	return v.fit()
+}
+
+// fit brings what was found to the bounds of today's capacity, which may be lower than the one that it was written under.
+func (v *volume) fit() (err error) {
+	s := v.store
+	s.mu.Lock()
+	defer s.leave()
 	for v.index.Count(index.Sealed) > v.pagesMax && v.evict() > 0 {
 	}
 	v.demote()
-	disk, err := v.measured(nil)
-	v.disk = disk
+	if v.journal.Due(int(v.index.Count(index.Sealed))) {
+		order := v.order()
+		s.leave()
+		err = v.journal.Compact(v.snapshot(order))
+		s.mu.Lock()
+	}
+	v.disk, err = v.measured(err)
 	return err
 }
 

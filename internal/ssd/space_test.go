@@ -150,6 +150,25 @@ func TestTheCapacityMayChange(t *testing.T) {
 	}
 }
 
+// A large volume may become a small one: what its index log held beyond the new capacity is gone when the store is open.
+func TestALargeVolumeBecomesSmall(t *testing.T) {
+	disk := twin.New(1)
+	r := openRig(t, []*twin.Disk{disk}, func(c *Config) { c.CapacityBytes = 6 << 30 })
+	r.logPages(150_000, 4<<10)
+	r = openRigIn(t, r.arena, r.disks)
+	if used := disk.Used(); used > capacity {
+		t.Errorf("the files occupy %d bytes of a capacity that was lowered to %d", used, capacity)
+	}
+	if got, most := r.store.Stats().Pages["probationary"], uint64(capacity/pageShareBytes); got != most {
+		t.Errorf("%d pages are left, the index log has room for %d", got, most)
+	}
+	s := r.namespace(1, 0, 4<<10)
+	for number := 200_000; number < 202_000; number++ {
+		r.mustWrite(s, number)
+	}
+	r.close()
+}
+
 // Pages of an epoch that nobody registered after a restart go first when space is short; those of one that was registered stay as long as any.
 func TestPagesOfForgottenEpochsGoFirst(t *testing.T) {
 	disks := oneDisk(1)

@@ -241,10 +241,13 @@ func (s *Store) Clear() {
 		}
 	}
 	for _, v := range s.volumes {
-		if v.on() {
+		switch {
+		case v.on():
 			v.note(op{kind: opClear})
 			v.clears++
 			v.hurry()
+		case v.state == volumeOff && !s.closing:
+			s.tasks.Go(v.forget)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"orbitkv/internal/blockio"
 	"orbitkv/internal/extent"
@@ -60,7 +61,8 @@ type volume struct {
 	writing         int      // transfers
 	written         []*write
 	writtenBytes    uint64
-	unrecorded      int // pages that have a place and no record
+	writtenSince    time.Time // of the first of these
+	unrecorded      int       // pages that have a place and no record
 	unrecordedBytes uint64
 
 	changed *sync.Cond // anything that the two goroutines below wait for
@@ -120,6 +122,19 @@ func (v *volume) off(reason string) {
 	}
 	v.written, v.writtenBytes = nil, 0
 	v.changed.Broadcast()
+}
+
+// forget removes the index log of a volume that is off: it could not be told that the store was cleared, and would bring the pages back at the next
+// start.
+func (v *volume) forget() {
+	err := v.fs.Remove(format.IndexName)
+	if err == nil {
+		err = v.fs.SyncFolder()
+	}
+	if err != nil {
+		v.store.config.Log.Error("a volume of the SSD cache that is off could not be cleared: remove the file of its index before the next start",
+			"volume", v.name, "file", format.IndexName, "error", err)
+	}
 }
 
 // refuse ends everything that has not begun.
