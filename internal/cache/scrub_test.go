@@ -110,6 +110,20 @@ func TestADamagedPageThatIsLeasedIsFreedWithItsLease(t *testing.T) {
 	}
 }
 
+func TestADamagedPageThatLeftMeanwhileIsTold(t *testing.T) {
+	r, e := scrubRig(t, Config{})
+	r.publish(e, keysOf(0, 1))
+	r.scrub(sound)
+	out, _ := r.ScrubNext()
+	r.Cleanup()
+	r.check()
+	r.ScrubDone(out.Page, Digest{9})
+	r.check()
+	if s := r.Stats(); len(r.Damages()) != 1 || s.PoolUsedBytes != 0 {
+		t.Fatalf("%+v", s)
+	}
+}
+
 // The bytes of a page that is out may not be another page's, whatever becomes of its record; and to be looked at is not to be used.
 func TestAPageThatIsOutKeepsItsBytesAndItsPlace(t *testing.T) {
 	r := newRig(t, Config{PoolBytes: 3 * page, Scrub: true})
