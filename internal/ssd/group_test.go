@@ -2,8 +2,11 @@ package ssd
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/vfs"
 	"orbitkv/internal/vfs/twin"
 )
 
@@ -27,4 +30,56 @@ func TestAHugePageIsWrittenBehindOthers(t *testing.T) {
 			r.close()
 		})
 	}
+}
+
+// On a slow device pages do not wait for a whole batch, since they keep memory meanwhile.
+func TestASlowDeviceCommitsBeforeABatchIsFull(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks)
+		s := r.namespace(1, 0, small)
+		gate := disks[0].Gate(twin.Write, format.PayloadName)
+		var ends []<-chan WriteResult
+		for number := range 8 {
+			ends = append(ends, r.begin(s, 0, number))
+		}
+		gate.Wait(DefaultWriteInflight)
+		gate.Pass(1)
+		synctest.Wait()
+		if r.stored(s, 0) || r.stored(s, 1) {
+			t.Error("a page was committed although others were about to join it")
+		}
+		time.Sleep(groupWait)
+		gate.Pass(1)
+		synctest.Wait()
+		if n := r.count(s, 0, 8); n != 2 {
+			t.Errorf("%d pages are stored, the 2 that were written have waited long enough", n)
+		}
+		gate.Open()
+		for _, ended := range ends {
+			<-ended
+		}
+		r.close()
+	})
+}
+
+// A killed process may keep the lock for a moment after its end.
+func TestALockThatGoesIsWaitedFor(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		held, err := disks[0].Open(format.PayloadName, vfs.Direct)
+		if err == nil {
+			err = held.Lock()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			time.Sleep(lockWait / 2)
+			if err := held.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		openRig(t, disks).close()
+	})
 }
