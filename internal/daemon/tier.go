@@ -19,6 +19,10 @@ import (
 	"orbitkv/internal/wire"
 )
 
+// heldShare says which part of the pool, one in so many, pages may take that wait for the disk or are written: one that is slower than the engines publish
+// must not keep the whole pool.
+const heldShare = 4
+
 // tier is the SSD store as the cache sees it. Its methods are called with the cache's mutex held, those of the store take its own mutex shortly, and what the
 // store tells back comes from goroutines that hold neither.
 type tier struct {
@@ -45,7 +49,7 @@ func openTier(cfg config.SSD, pool *arena.Pool, views *arena.Views, log *slog.Lo
 	t.store, err = ssd.Open(ssd.Config{
 		Volumes: volumes, CapacityBytes: cfg.CapacityBytes, Backend: cfg.Backend, ReadInflight: int(cfg.ReadsInflight), WriteInflight: int(cfg.WritesInflight),
 		ReadQueueBytes: cfg.ReadQueueBatches * ssd.BatchBytes, WriteQueueBytes: cfg.WriteQueueBatches * ssd.BatchBytes,
-		ScrubBytesPerSecond: cfg.ScrubRate, Memory: t.memory, MemoryRegions: regions, Log: log,
+		HeldBytesMax: pool.Bytes() / heldShare, ScrubBytesPerSecond: cfg.ScrubRate, Memory: t.memory, MemoryRegions: regions, Log: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", config.FlagSSDPath, err)

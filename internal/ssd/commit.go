@@ -46,14 +46,16 @@ func (v *volume) toCommit() bool {
 	return false
 }
 
-// groupIsDue says whether the pages that were written are to be committed: when they are many, since each commit costs barriers whatever it is for, or
-// when no other page is about to join them.
+// groupIsDue says whether the pages that were written are to be committed: when they are many or have waited long, since each commit costs barriers
+// whatever it is for, or when no other page is about to join them. What a slow device writes keeps memory until its commit.
 func (v *volume) groupIsDue() bool {
 	if len(v.written) == 0 {
 		return false
 	}
+	config := &v.store.config
 	joining := v.writing > 0 || (v.filling || v.waiting.len() > 0) && v.reads[Demand].len() == 0 && !v.cramped
-	return !joining || v.writtenBytes >= BatchBytes || len(v.written) >= groupPagesMax
+	return !joining || v.writtenBytes >= min(BatchBytes, config.HeldBytesMax/2) || len(v.written) >= groupPagesMax ||
+		config.Now().Sub(v.writtenSince) >= groupWait
 }
 
 // group is what one commit makes durable.

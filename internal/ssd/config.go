@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"orbitkv/internal/vfs"
@@ -21,19 +22,20 @@ const (
 // Bounds.
 const (
 	VolumesMax       = 64
-	NamespacesMax    = 4096             // that are registered or have pages; of recovered ones nobody asks for the oldest go first
-	PageBytesMax     = 4 << 30          // padded
-	groupPagesMax    = 1024             // pages of one group commit
-	failuresInARow   = 5                // failed transfers of one direction after which a volume is off
-	unclaimedFor     = 24 * time.Hour   // how long pages of an epoch that nobody registers are kept
-	retainedPercent  = 80               // of a volume's payload: the most that retained pages hold
-	scrubChunkBytes  = 1 << 20          // one read of scrubber and verifier
-	sweepRecords     = 1024             // records of the index that one hold of the mutex looks at
-	evictionsMax     = 256              // pages that one hold of the mutex evicts
-	volumeBytesMin   = 24 << 20         // share of the capacity below which a volume is refused: the index log takes most of it
-	pageShareBytes   = 32 << 10         // of the share for each page that the index log has room for
-	reclaimEffort    = 4                // a page that finds no room may evict this many times its own bytes
-	housekeepingTick = 10 * time.Minute // how often unclaimed namespaces are looked at
+	NamespacesMax    = 4096                   // that are registered or have pages; of recovered ones nobody asks for the oldest go first
+	PageBytesMax     = 4 << 30                // padded
+	groupPagesMax    = 1024                   // pages of one group commit
+	groupWait        = 200 * time.Millisecond // how long a page that was written waits for others to join its commit
+	failuresInARow   = 5                      // failed transfers of one direction after which a volume is off
+	unclaimedFor     = 24 * time.Hour         // how long pages of an epoch that nobody registers are kept
+	retainedPercent  = 80                     // of a volume's payload: the most that retained pages hold
+	scrubChunkBytes  = 1 << 20                // one read of scrubber and verifier
+	sweepRecords     = 1024                   // records of the index that one hold of the mutex looks at
+	evictionsMax     = 256                    // pages that one hold of the mutex evicts
+	volumeBytesMin   = 24 << 20               // share of the capacity below which a volume is refused: the index log takes most of it
+	pageShareBytes   = 32 << 10               // of the share for each page that the index log has room for
+	reclaimEffort    = 4                      // a page that finds no room may evict this many times its own bytes
+	housekeepingTick = 10 * time.Minute       // how often unclaimed namespaces are looked at
 )
 
 // Config is what a Store is made with. A zero field takes its default.
@@ -45,7 +47,7 @@ type Config struct {
 	ReadQueueBytes      uint64                              // of pages that wait to be read, and at least one page
 	WriteInflight       int                                 // pages that a volume writes at a time
 	WriteQueueBytes     uint64                              // of pages that wait to be written, and at least one page; volumes share it equally
-	HeldBytesMax        uint64                              // of pages that wait, are being written or wait for their record; default: the queue, and two batches a volume
+	HeldBytesMax        uint64                              // of pages that wait, are being written or wait for their record, and at least one page; default and most: the queue, and two batches a volume
 	ScrubBytesPerSecond uint64                              // zero: no scrubbing
 	Memory              func(location, bytes uint64) []byte // of a part of a page; called with the mutex held, so that it must not block or call the store
 	MemoryRegions       [][]byte                            // that Memory hands out parts of, to be registered with io_uring
@@ -66,7 +68,8 @@ func (cfg Config) withDefaults() Config {
 	setDefault(&cfg.ReadQueueBytes, DefaultReadQueueBytes)
 	setDefault(&cfg.WriteInflight, DefaultWriteInflight)
 	setDefault(&cfg.WriteQueueBytes, DefaultWriteQueueBytes)
-	setDefault(&cfg.HeldBytesMax, cfg.WriteQueueBytes+uint64(len(cfg.Volumes))*2*BatchBytes)
+	setDefault(&cfg.HeldBytesMax, math.MaxUint64)
+	cfg.HeldBytesMax = min(cfg.HeldBytesMax, cfg.WriteQueueBytes+uint64(len(cfg.Volumes))*2*BatchBytes)
 	setDefault(&cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Now == nil {
 		cfg.Now = time.Now

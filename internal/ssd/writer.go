@@ -231,6 +231,9 @@ func (v *volume) wrote(w *write, err error) {
 		v.takeBack(w, ReasonOff)
 	default:
 		writeMachine.to(&w.state, writeWritten)
+		if len(v.written) == 0 {
+			v.writtenSince = s.config.Now()
+		}
 		v.written = append(v.written, w)
 		v.writtenBytes += w.bytes
 	}
