@@ -94,18 +94,12 @@ func (s *Server) verifySSD(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, errVerifying.Error(), http.StatusServiceUnavailable)
 		return
 	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	out := &lines{to: w, control: http.NewResponseController(w), cancel: cancel, told: time.Now()}
-	if err := out.control.SetReadDeadline(time.Time{}); err != nil { // the request's own would end its context
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
+	out := &lines{to: w, control: http.NewResponseController(w), told: time.Now()}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	if status := s.config.Status(); status.SSD != nil {
 		out.of = status.SSD.pages()
 	}
-	found, err := s.config.VerifySSD(ctx, rate, out.problem, out.progress)
+	found, err := s.config.VerifySSD(r.Context(), rate, out.problem, out.progress)
 	end := EndOf(found, err)
 	out.write(SSDLine{End: &end})
 	s.config.Log.Info("SSD verified", "pages", end.Pages, "bytes", end.Bytes, "problems", end.Problems, "error", end.Error)
@@ -115,7 +109,6 @@ func (s *Server) verifySSD(w http.ResponseWriter, r *http.Request) {
 type lines struct {
 	to      http.ResponseWriter
 	control *http.ResponseController
-	cancel  context.CancelFunc // the reader has gone: nothing more need be read
 	of      uint64             // pages that are stored
 	told    time.Time          // of the last progress
 }
@@ -139,8 +132,11 @@ func (l *lines) write(line SSDLine) {
 	if err == nil {
 		err = json.NewEncoder(l.to).Encode(line)
 	}
-	if err = errors.Join(err, l.control.Flush()); err != nil {
-		l.cancel()
+	if err == nil {
+		err = l.control.Flush()
+	}
+	if err != nil {
+		return // the reader has gone: the server ends the request's context, and so the verification
 	}
 }
 
