@@ -108,8 +108,8 @@ func (s *Server) verifySSD(w http.ResponseWriter, r *http.Request) {
 type lines struct {
 	to      http.ResponseWriter
 	control *http.ResponseController
-	of      uint64             // pages that are stored
-	told    time.Time          // of the last progress
+	of      uint64    // pages that are stored
+	told    time.Time // of the last progress
 }
 
 func (l *lines) problem(p ssd.Problem) {
