@@ -37,7 +37,7 @@ type Config struct {
 	Token   *Token
 	Status  func() Status
 	Verify  func() []cache.Violation
-	Clear   func() cache.CleanupReport
+	Clear   func() (cache.CleanupReport, error)
 	Cleanup func() cache.CleanupReport
 	Metrics prometheus.Gatherer
 	Refused *prometheus.CounterVec // what found a bound of the server reached, by bound
@@ -154,7 +154,7 @@ func (s *Server) handler() http.Handler {
 		MaxRequestsInFlight: scrapesMax, ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelWarn),
 	}))
 	mux.HandleFunc("POST /cache/clear", s.verb("cache cleared", s.config.Clear))
-	mux.HandleFunc("POST /cache/memory/cleanup", s.verb("memory cleaned up", s.config.Cleanup))
+	mux.HandleFunc("POST /cache/memory/cleanup", s.verb("memory cleaned up", func() (cache.CleanupReport, error) { return s.config.Cleanup(), nil }))
 	return s.bounded(s.local(mux))
 }
 
@@ -239,14 +239,18 @@ type Cleanup struct {
 }
 
 // verb guards a change of state with the token.
-func (s *Server) verb(what string, act func() cache.CleanupReport) http.HandlerFunc {
+func (s *Server) verb(what string, act func() (cache.CleanupReport, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !s.allowed(r) {
 			s.demandToken(w, "this changes state")
 			return
 		}
-		report := act()
-		s.config.Log.Info(what, "evicted_pages", report.EvictedPages, "reclaimed_bytes", report.ReclaimedBytes, "still_referenced_pages", report.StillReferencedPages)
+		report, err := act()
+		s.config.Log.Info(what, "evicted_pages", report.EvictedPages, "reclaimed_bytes", report.ReclaimedBytes, "still_referenced_pages", report.StillReferencedPages, "error", err)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
 		writeJSON(w, http.StatusOK, Cleanup{
 			EvictedBlocks: report.EvictedPages, EvictedBytes: report.EvictedBytes,
 			ReclaimedBytes: report.ReclaimedBytes, StillReferencedBlocks: report.StillReferencedPages,

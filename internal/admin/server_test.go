@@ -32,6 +32,7 @@ type rig struct {
 	broken      atomic.Bool
 	verbs       atomic.Uint64
 	verifying   func() // called by each verification
+	uncleared   error  // of each clear
 }
 
 func newRig(t *testing.T) *rig {
@@ -49,7 +50,8 @@ func newRig(t *testing.T) *rig {
 		return cache.CleanupReport{EvictedPages: 1, EvictedBytes: 2, ReclaimedBytes: 3, StillReferencedPages: 4}
 	}
 	r.server, err = Listen(Config{
-		Address: "127.0.0.1:0", Token: r.token, Metrics: registry, Refused: refused, Log: slog.New(slog.DiscardHandler), Clear: act, Cleanup: act,
+		Address: "127.0.0.1:0", Token: r.token, Metrics: registry, Refused: refused, Log: slog.New(slog.DiscardHandler), Cleanup: act,
+		Clear: func() (cache.CleanupReport, error) { return act(), r.uncleared },
 		Status: func() Status {
 			lost, _ := r.socketError.Load().(string)
 			return Status{Health: "ok", SocketError: lost, Pool: Pool{ConfiguredBytes: 10, PopulatedBytes: r.populated.Load()}}
@@ -144,6 +146,8 @@ func TestVerbsNeedTheToken(t *testing.T) {
 		t.Errorf("%q: %v", body, err)
 	}
 	r.want("POST", "/cache/memory/cleanup", "Bearer "+secret, 200, `"still_referenced_blocks": 4`)
+	r.uncleared = errors.New("a folder is off")
+	r.want("POST", "/cache/clear", "Bearer "+secret, 500, "a folder is off")
 }
 
 func TestTheTokenFileIsTheOwnersAndGoesWithItsMaker(t *testing.T) {

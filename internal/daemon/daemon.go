@@ -112,7 +112,7 @@ func (m *Manager) start() (err error) {
 		verifySSD = m.tier.store.Verify
 	}
 	m.http, err = admin.Listen(admin.Config{
-		Address: cfg.HTTPAddress, Token: m.token, Status: m.status, Verify: m.cache.Check, Clear: m.cache.Clear, Cleanup: m.cache.Cleanup,
+		Address: cfg.HTTPAddress, Token: m.token, Status: m.status, Verify: m.cache.Check, Clear: m.clear, Cleanup: m.cache.Cleanup,
 		VerifySSD: verifySSD, Metrics: m.metrics.Gatherer, Refused: m.metrics.HTTPRefused, Log: m.log,
 	})
 	return err
@@ -271,6 +271,15 @@ func (m *Manager) stop() error {
 		errs = append(errs, m.pool.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// clear empties the cache. With an SSD it returns when no restart brings the pages back: whoever clears since weights have changed relies on it.
+func (m *Manager) clear() (cache.CleanupReport, error) {
+	report := m.cache.Clear()
+	if m.tier == nil {
+		return report, nil
+	}
+	return report, m.tier.store.AwaitClear()
 }
 
 func (m *Manager) status() admin.Status {

@@ -230,7 +230,7 @@ func (s *Store) Drop(handle uint32, group uint16, key *Key) {
 }
 
 // Clear forgets every page: none can be read when it returns, and what is being written will never be. It is durable with the next commit, which
-// begins at once.
+// begins at once; see AwaitClear.
 func (s *Store) Clear() {
 	s.mu.Lock()
 	defer s.leave()
@@ -246,10 +246,26 @@ func (s *Store) Clear() {
 			v.note(op{kind: opClear})
 			v.clears++
 			v.hurry()
-		case v.state == volumeOff && !s.closing:
-			s.tasks.Go(v.forget)
+		case v.state == volumeOff:
+			v.forget()
 		}
 	}
+}
+
+// AwaitClear returns when every Clear before it is durable. The error names the volumes that could not be cleared: their pages may be back after a restart.
+func (s *Store) AwaitClear() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, v := range s.volumes {
+		for v.clears+v.erasing > 0 {
+			v.changed.Wait()
+		}
+		if v.uncleared != nil {
+			errs = append(errs, fmt.Errorf("ssd: %w", v.uncleared))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Close waits for everything that was submitted, makes durable what was written, and leaves in each index log what is stored in the order of its use.

@@ -47,6 +47,8 @@ type volume struct {
 	limbo      uint64                     // bytes of extents that come back with it
 	urgent     bool                       // it is to begin without waiting for pages
 	clears     int                        // ops of it that the index log was not told yet
+	erasing    int                        // calls of erase that run
+	uncleared  error                      // of the last one
 
 	reads    [priorities]queue[*read]
 	reading  int  // transfers
@@ -121,12 +123,24 @@ func (v *volume) off(reason string) {
 		v.takeBack(w, ReasonOff)
 	}
 	v.written, v.writtenBytes = nil, 0
+	if v.clears > 0 {
+		v.clears = 0
+		v.forget()
+	}
 	v.changed.Broadcast()
 }
 
-// forget removes the index log of a volume that is off: it could not be told that the store was cleared, and would bring the pages back at the next
-// start.
+// forget lets a volume that is off be erased, off the mutex. Close waits for that.
 func (v *volume) forget() {
+	v.erasing++
+	v.store.outstanding++
+	go v.store.told(v.erase)
+}
+
+// erase removes the index log of a volume that is off: it could not be told that the store was cleared, and would bring the pages back at the next
+// start.
+func (v *volume) erase() {
+	v.tasks.Wait() // what still commits may give a log its name
 	err := v.fs.Remove(format.IndexName)
 	if err == nil {
 		err = v.fs.SyncFolder()
@@ -134,7 +148,14 @@ func (v *volume) forget() {
 	if err != nil {
 		v.store.config.Log.Error("a volume of the SSD cache that is off could not be cleared: remove the file of its index before the next start",
 			"volume", v.name, "file", format.IndexName, "error", err)
+		err = fmt.Errorf("%s is off and could not be cleared: remove its file %s before the next start: %w", v.name, format.IndexName, err)
 	}
+	s := v.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v.erasing--
+	v.uncleared = err
+	v.changed.Broadcast()
 }
 
 // refuse ends everything that has not begun.
