@@ -18,13 +18,14 @@ var storeEngines = []string{"pool", "uring"}
 // Bounds of what is under way in the store's rows.
 const (
 	writeAheadBytes = 64 << 20 // two group commits: one is filled while the other becomes durable
-	writersMin      = 4
+	writersMin      = 2
 	writersMax      = 512
+	writersShare    = 8 // of the capacity: pages under way hold their space, and what they replace holds its own
 )
 
 // writersOf is how many pages wait to be durable at a time.
-func writersOf(page uint64) int {
-	return int(min(writersMax, max(writersMin, writeAheadBytes/page)))
+func (o SSDOptions) writersOf(page uint64) int {
+	return int(min(writersMax, max(writersMin, min(writeAheadBytes, o.FileBytes/writersShare)/page)))
 }
 
 // readersOf is how many pages are asked for at a time: as many as the store reads, and what its queue holds of as many again.
@@ -98,7 +99,7 @@ func (o SSDOptions) rawRows(ctx context.Context, r *report, d *disk, page uint64
 // pages. At the end every byte that is stored is compared.
 func (o SSDOptions) storeRows(ctx context.Context, r *report, job storeJob) (err error) {
 	t, err := openTier(tierOptions{
-		folder: o.Path, engine: job.engine, page: job.page, capacity: o.FileBytes, slots: max(writersOf(job.page), readersOf(job.page)),
+		folder: o.Path, engine: job.engine, page: job.page, capacity: o.FileBytes, slots: max(o.writersOf(job.page), readersOf(job.page)),
 	})
 	if err != nil {
 		return err
@@ -113,7 +114,7 @@ func (o SSDOptions) storeRows(ctx context.Context, r *report, job storeJob) (err
 	}
 	before := t.store.Stats()
 	err = o.moved(ctx, r, movement{
-		name: job.name("write"), ceiling: rawName("write", job.page), depth: ssd.DefaultWriteInflight, clients: writersOf(job.page), page: job.page, once: t.write,
+		name: job.name("write"), ceiling: rawName("write", job.page), depth: ssd.DefaultWriteInflight, clients: o.writersOf(job.page), page: job.page, once: t.write,
 	})
 	if err != nil {
 		return err
