@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"orbitkv/internal/blockio"
+	"orbitkv/internal/index"
 	"orbitkv/internal/ssd/format"
 	"orbitkv/internal/vfs/twin"
 )
@@ -92,4 +94,40 @@ func (c *script) forgetEvicted() {
 			c.promised.mu.Unlock()
 		}
 	}
+}
+
+// meanwhile is an engine that does something in place of a transfer, when the mutex is given up.
+type meanwhile func()
+
+func (m meanwhile) Name() string             { return "meanwhile" }
+func (m meanwhile) Submit(*blockio.Transfer) { m() }
+func (m meanwhile) Close()                   {}
+
+// A page that falls back while the order is taken, into a class that was walked already, is not forgotten.
+func TestTheOrderHasEveryPage(t *testing.T) {
+	const pages = sweepRecords + 100
+	r := openRigIn(t, newArena(64, 4<<10), oneDisk(1), func(c *Config) { c.CapacityBytes = 64 << 20 })
+	s := r.namespace(1, 0, 4<<10)
+	for number := range pages {
+		r.mustWrite(s, number)
+		r.store.Demanded(s.handle, 0, keyOf(number))
+	}
+	v, moved := r.store.volumes[0], false
+	r.store.mu.Lock()
+	r.store.submissions = append(r.store.submissions, submission{engine: meanwhile(func() {
+		r.store.mu.Lock()
+		defer r.store.mu.Unlock()
+		_, h, _ := r.store.find(r.store.namespaces[s.handle], 0, keyOf(pages-1))
+		moved = v.move(h, index.Probationary)
+	})})
+	order := v.order()
+	r.store.mu.Unlock()
+	seen := map[index.Handle]bool{}
+	for _, h := range order {
+		seen[h] = true
+	}
+	if !moved || len(order) != pages || len(seen) != pages {
+		t.Errorf("the order has %d pages, %d different ones, of %d; one fell back meanwhile: %v", len(order), len(seen), pages, moved)
+	}
+	r.close()
 }

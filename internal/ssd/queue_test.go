@@ -368,3 +368,64 @@ func TestCloseOfAVolumeThatIsOff(t *testing.T) {
 		}
 	})
 }
+
+// What is dropped is dropped on the device, too, soon and without a restart: a loss of power does not bring it back.
+func TestDropsAreDurable(t *testing.T) {
+	for name, c := range map[string]struct {
+		drop func(*rig, space)
+		left uint64
+	}{
+		"namespace": {func(r *rig, s space) { r.store.DropNamespace(s.handle) }, 5},
+		"clear":     {func(r *rig, _ space) { r.store.Clear() }, 0},
+		"page":      {func(r *rig, s space) { r.store.Drop(s.handle, 0, keyOf(3)) }, 12},
+		"damage": {func(r *rig, s space) {
+			r.disks[0].Damage(format.PayloadName, int64(r.offset(s, 3)), 1)
+			r.read(s, 3)
+		}, 12},
+	} {
+		t.Run(name, func(t *testing.T) {
+			quietly(t, func(t *testing.T) {
+				disks := oneDisk(1)
+				r := openRig(t, disks)
+				s := r.namespace(1, 7, small)
+				r.mustWrite(s, numbers(0, 8)...)
+				r.mustWrite(r.namespace(2, 7, small), numbers(0, 5)...)
+				c.drop(r, s)
+				synctest.Wait()
+				crashed := disks[0].Crash()
+				r.close()
+				r = openRig(t, []*twin.Disk{crashed})
+				if got := r.store.Stats().RecoveredPages; got != c.left {
+					t.Errorf("%d pages came back, want %d", got, c.left)
+				}
+				r.close()
+			})
+		})
+	}
+}
+
+// A page that is being read is no victim, though it was used longest ago.
+func TestAPageThatIsReadStays(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks)
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 10)...)
+		gate := disks[0].Gate(twin.Read, format.PayloadName)
+		reads := []<-chan ReadResult{r.ask(s, 0, 0, Warm), r.ask(s, 0, 1, Warm)}
+		gate.Wait(2)
+		for number := 10; r.stored(s, 5); number++ {
+			r.mustWrite(s, number)
+		}
+		if got := r.count(s, 0, 6); got != 2 {
+			t.Errorf("%d of the oldest pages are left, two are being read", got)
+		}
+		gate.Open()
+		for _, ended := range reads {
+			if result := <-ended; !result.OK {
+				t.Error(result.Reason)
+			}
+		}
+		r.close()
+	})
+}
