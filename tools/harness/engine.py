@@ -62,7 +62,10 @@ def base_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Completion:
-    """What one request gave: tokens, how many of its prompt came from a cache, and when tokens arrived (s)."""
+    """What one request gave: tokens, how many of its prompt came from a cache, and when tokens arrived (s).
+
+    `logprobs` are those of the tokens, where the request asked for them.
+    """
 
     tokens: tuple[int, ...]
     text: str
@@ -71,6 +74,7 @@ class Completion:
     first_token_s: float
     total_s: float
     finish_reason: str
+    logprobs: tuple[float, ...]
 
 
 @dataclass
@@ -97,6 +101,7 @@ class Engine(Server[EngineConfig]):
 def _collect(events: Iterator[dict[str, Any]], begun: float) -> Completion:
     """Fold the stream of a completion into one value; an error event raises."""
     tokens: list[int] = []
+    logprobs: list[float] = []
     text, reason, first_s = "", "", 0.0
     usage: dict[str, Any] = {}
     for event in events:
@@ -107,8 +112,10 @@ def _collect(events: Iterator[dict[str, Any]], begun: float) -> Completion:
             if choice.get("token_ids") and not tokens:
                 first_s = time.monotonic() - begun
             tokens += choice.get("token_ids") or []
+            logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
             text += choice["text"]
             reason = choice.get("finish_reason") or reason
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     total_s = time.monotonic() - begun
-    return Completion(tuple(tokens), text, usage.get("prompt_tokens", 0), cached, first_s, total_s, reason)
+    prompt_tokens = usage.get("prompt_tokens", 0)
+    return Completion(tuple(tokens), text, prompt_tokens, cached, first_s, total_s, reason, tuple(logprobs))

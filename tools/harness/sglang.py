@@ -98,7 +98,6 @@ class Generation(Completion):
 
     device_tokens: int
     external_tokens: int
-    logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True)

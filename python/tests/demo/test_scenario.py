@@ -62,7 +62,7 @@ class World:
         if external and (self.faults.wrong_bytes or (self.damaged and not self.faults.ignores_damage)):
             tokens[-1] += 1
         told = device + external + (128 if self.faults.answer_lies else 0)
-        return Completion(tuple(tokens), "", len(key), told, 0.1, 0.2, "length")
+        return Completion(tuple(tokens), "", len(key), told, 0.1, 0.2, "length", ())
 
     def _keep(self, key: tuple[int, ...]) -> None:
         self.stored.add(key)

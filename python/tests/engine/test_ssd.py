@@ -1,0 +1,208 @@
+"""vLLM gets back from the SSD what left the pool: equal output, bounded waits, and misses where the disk fails.
+
+The engine's destinations are filled with poison before every restore, so equal output means that the restore wrote
+them. What was read is counted by the Manager, what was restored by the engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import ssd as tier
+from harness.base import words
+from harness.engine import Completion, Engine, EngineConfig
+from harness.manager import eventually
+from harness.rig import PAGE_TOKENS, Rig, counted, pages_below_last_token
+from harness.ssd import STALLING, Volume
+from orbitkv.timeline import parse
+
+PATIENCE_S = 6
+PAGE_BYTES = 4 * PAGE_TOKENS * 2 * 2 * 64 * 4  # layers, tokens, K and V, heads, width, float32
+TOKENS = 1500
+PAGES = pages_below_last_token(TOKENS)
+SLOW = f"read-rate={PAGE_BYTES * 11 // 10}b"  # a second: of eleven pages about six come while a request is patient
+
+
+@pytest.fixture(scope="module")
+def config(rig: Rig) -> EngineConfig:
+    """Return an engine that poisons destinations and waits some seconds for a prefix."""
+    plain = rig.config()
+    transfer = json.loads(plain.kv_transfer)
+    transfer["kv_connector_extra_config"] |= {
+        "orbitkv.fault_injection": "poison-destination",
+        "orbitkv.load_wait_ms": PATIENCE_S * 1000,
+    }
+    return dataclasses.replace(plain, kv_transfer=json.dumps(transfer))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_tier(rig: Rig) -> Iterator[None]:
+    """Serve a Manager without the tier after this module."""
+    yield
+    rig.serve()
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[Volume]:
+    """Return an empty folder for the tier; what is stalled at the end goes on, so that a Manager can end."""
+    volume = Volume(tmp_path / "ssd")
+    yield volume
+    volume.resume()
+
+
+def serve(rig: Rig, config: EngineConfig, volume: Volume, fault: str = "", pool: str = "256mib") -> Engine:
+    """Start a Manager on the folder and return the engine once it uses it, with nothing on the device."""
+    rig.gate.open()
+    rig.serve(pool, *volume.options(fault))
+    engine = rig.engine(config)
+    rig.connected(engine)
+    rig.reset_device(engine)
+    return engine
+
+
+def put_away(rig: Rig, engine: Engine, prompt: list[int]) -> Completion:
+    """Let a new prompt's pages be stored on the SSD alone; return what the engine says with them on its device."""
+    tier.wait_stored(rig.manager, 0)
+    stored = tier.stored(rig.manager)
+    rig.store(engine, prompt)
+    hit, counts = rig.ask(engine, prompt, logprobs=0)
+    assert counts.device == pages_below_last_token(len(prompt)) * PAGE_TOKENS
+    tier.wait_stored(rig.manager, stored + len(prompt) // PAGE_TOKENS)
+    rig.reset_device(engine)
+    tier.empty_memory(rig.manager)
+    return hit
+
+
+def staged(engine: Engine) -> list[dict[str, object]]:
+    """Return what the timeline says of waits for the slower tier."""
+    records = [parse(line) for line in engine.log.read_text(errors="replace").splitlines()]
+    return [record for record in records if record is not None and record["stage"] == "staged"]
+
+
+def figure(engine: Engine, name: str) -> int:
+    """Return a counter of the adapter, which is absent before it counts for the first time."""
+    return int(sum(value for key, value in engine.counters().items() if key.startswith(f"vllm:orbitkv_{name}{{")))
+
+
+@pytest.mark.parametrize("tokens", [129, 4096])
+def test_what_left_the_pool_is_restored_from_the_ssd(
+    rig: Rig, config: EngineConfig, volume: Volume, tokens: int
+) -> None:
+    """The engine has nothing else to do: it must notice by itself that the pages are there."""
+    engine = serve(rig, config, volume)
+    prompt, pages = words(1000 + tokens, tokens), pages_below_last_token(tokens)
+    hit = put_away(rig, engine, prompt)
+    waits, stops, read = len(staged(engine)), figure(engine, "prefetch_stopped_total"), tier.read(rig.manager)
+    restored, counts = rig.ask(engine, prompt, logprobs=0)
+    assert (counts.device, counts.external) == (0, pages * PAGE_TOKENS)
+    assert (restored.tokens, restored.logprobs) == (hit.tokens, hit.logprobs), "not a bit may differ"
+    assert tier.read(rig.manager) - read == tokens // PAGE_TOKENS
+    (wait,) = staged(engine)[waits:]
+    assert (wait["pages"], wait["stopped"]) == (tokens // PAGE_TOKENS, False)
+    assert figure(engine, "prefetch_stopped_total") == stops
+    rig.quiet()
+
+
+def test_what_was_pushed_out_of_a_small_pool_is_restored(rig: Rig, config: EngineConfig, volume: Volume) -> None:
+    pages = 5 * PAGES  # what is being written may be a quarter of the pool
+    engine = serve(rig, config, volume, pool=f"{pages * PAGE_BYTES // 1024}kib")
+    prompts = [words(1100 + number, TOKENS) for number in range(8)]
+    cold = []
+    for prompt in prompts:
+        tier.wait_stored(rig.manager, 0)
+        stored = tier.stored(rig.manager)
+        cold.append(rig.store(engine, prompt))
+        tier.wait_stored(rig.manager, stored + TOKENS // PAGE_TOKENS)
+    assert sum(rig.stats()["page_evictions_total"].values()) > 0
+    for prompt, once in zip(prompts, cold, strict=True):
+        rig.reset_device(engine)
+        answer, counts = rig.ask(engine, prompt)
+        assert (answer.tokens, counts.external) == (once.tokens, PAGES * PAGE_TOKENS)
+    assert tier.read(rig.manager) >= 3 * PAGES
+    rig.quiet()
+
+
+def test_spoilt_bytes_are_computed_again(rig: Rig, config: EngineConfig, volume: Volume) -> None:
+    engine = serve(rig, config, volume)
+    prompt = words(1200, TOKENS)
+    hit = put_away(rig, engine, prompt)
+    assert volume.spoil() > 0
+    answer, counts = rig.ask(engine, prompt)
+    assert (answer.tokens, counts.external) == (hit.tokens, 0)
+    assert tier.read(rig.manager) == 0
+    assert rig.manager.metrics("orbitkv_ssd_prefetch_failures_total")['reason="digest"'] > 0
+    rig.quiet()
+
+
+def test_a_page_that_is_read_wrongly_ends_the_prefix_before_it(rig: Rig, config: EngineConfig, volume: Volume) -> None:
+    engine = serve(rig, config, volume, fault="read-flip=8")
+    prompt = words(1210, TOKENS)
+    hit = put_away(rig, engine, prompt)
+    answer, counts = rig.ask(engine, prompt)
+    assert answer.tokens == hit.tokens
+    assert counts.external < PAGES * PAGE_TOKENS
+    assert tier.unreadable(rig.manager) == 1
+    rig.quiet()
+
+
+@pytest.mark.parametrize("end", ["in order", "by a kill"])
+def test_the_pages_outlive_the_manager(rig: Rig, config: EngineConfig, volume: Volume, end: str) -> None:
+    engine = serve(rig, config, volume)
+    prompt = words(1300 + len(end), TOKENS)
+    hit = put_away(rig, engine, prompt)
+    if end == "by a kill":
+        rig.kill_manager()
+    engine = serve(rig, config, volume)
+    answer, counts = rig.ask(engine, prompt, logprobs=0)
+    assert (answer.tokens, answer.logprobs) == (hit.tokens, hit.logprobs)
+    assert counts.external == PAGES * PAGE_TOKENS
+    assert tier.read(rig.manager) == TOKENS // PAGE_TOKENS
+    rig.quiet()
+
+
+def test_others_are_served_while_a_prefix_is_read_and_a_kill_of_the_manager_ends_the_wait(
+    rig: Rig, config: EngineConfig, volume: Volume
+) -> None:
+    engine = serve(rig, config, volume, fault=STALLING)
+    prompt, other = words(1400, TOKENS), words(1401, 300)
+    hit = put_away(rig, engine, prompt)
+    other_hit = rig.store(engine, other)
+    rig.reset_device(engine)
+    volume.stall()
+    stops = figure(engine, "prefetch_stopped_total")
+    waiting = rig.start(engine, prompt)
+    eventually(lambda: rig.stats()["operations_preparing"] == 1, "its prefix is read")
+    answer, counts = rig.ask(engine, other)
+    assert (answer.tokens, counts.external) == (other_hit.tokens, 2 * PAGE_TOKENS), "another one is restored meanwhile"
+    assert not waiting.done()
+    rig.kill_manager()
+    before = counted(engine)
+    assert waiting.result().tokens == hit.tokens
+    assert counted(engine).since(before).external == 0
+    assert figure(engine, "prefetch_stopped_total") == stops
+    volume.resume()
+    engine = serve(rig, config, volume)
+    again, counts = rig.ask(engine, prompt)
+    assert (again.tokens, counts.external) == (hit.tokens, PAGES * PAGE_TOKENS)
+    rig.quiet()
+
+
+def test_a_slow_disk_is_waited_for_so_long_and_what_came_is_used(
+    rig: Rig, config: EngineConfig, volume: Volume
+) -> None:
+    engine = serve(rig, config, volume, fault=SLOW)
+    prompt = words(1500, TOKENS)
+    hit = put_away(rig, engine, prompt)
+    stops, waits = figure(engine, "prefetch_stopped_total"), len(staged(engine))
+    answer, counts = rig.ask(engine, prompt)
+    assert answer.tokens == hit.tokens
+    assert 0 < counts.external < PAGES * PAGE_TOKENS
+    (wait,) = staged(engine)[waits:]
+    assert (wait["pages"], wait["stopped"]) == (counts.external // PAGE_TOKENS, True)
+    eventually(lambda: figure(engine, "prefetch_stopped_total") == stops + 1, "the stop is counted")
+    rig.quiet()
