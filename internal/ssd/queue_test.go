@@ -315,6 +315,7 @@ func TestDroppedWhileItIsCommitted(t *testing.T) {
 				drop(r, s)
 				again := r.namespace(1, 7, small)
 				next := r.begin(again, 0, 1) // the page may be offered again at once
+				synctest.Wait()
 				gate.Open()
 				if result := <-ended; result.OK || result.Reason != ReasonDropped {
 					t.Errorf("the dropped page ended as %+v", result)
