@@ -39,12 +39,13 @@ type storeJob struct {
 	engine string // empty: the raw disk
 }
 
-// store measures the store beside the raw disk in blocks of a page and at its depth.
+// store measures the store beside the raw disk in blocks of a page and at its depth. Each engine has a look at the raw disk of its own beside it, as what a disk
+// that others use gives changes within seconds.
 func (o SSDOptions) store(ctx context.Context, r *report, d *disk) error {
 	var jobs []storeJob
 	for _, page := range o.Pages {
-		for _, engine := range append([]string{""}, o.Engines...) {
-			jobs = append(jobs, storeJob{page, engine})
+		for _, engine := range o.Engines {
+			jobs = append(jobs, storeJob{page, ""}, storeJob{page, engine})
 		}
 	}
 	if r.round%2 == 0 {

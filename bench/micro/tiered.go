@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ type instantTier struct {
 	holds bool         // every page is stored; changed while nobody asks
 	pages chan cache.TierPage
 	ended sync.WaitGroup
+	asked []wire.Key // that a query leased last; the cache's mutex guards it
 }
 
 const instantRoom = 2 * tieredKeys // reads that may be queued
@@ -53,7 +55,13 @@ func (t *instantTier) Stored(uint32, uint16, *wire.Key) bool     { return t.hold
 func (t *instantTier) Wanted(uint32, uint16, *wire.Key) bool     { return false }
 func (t *instantTier) Write(cache.TierPage) bool                 { return false }
 func (t *instantTier) ReadRoom() int                             { return cap(t.pages) - len(t.pages) }
-func (t *instantTier) Demanded(uint32, uint16, []wire.Key)       {}
+
+// Demanded keeps a copy of the keys, which is what the calling query pays for in a real tier, too.
+func (t *instantTier) Demanded(_ uint32, _ uint16, keys []wire.Key) {
+	t.asked = slices.Clone(keys)
+}
+
+// Read has the page told of as read.
 func (t *instantTier) Read(p cache.TierPage, _ cache.ReadPriority) bool {
 	select {
 	case t.pages <- p:
