@@ -24,10 +24,11 @@ const (
 	skipResident              // the tier has it
 	skipPending               // the tier is writing it
 	skipDuplicate             // its key was named twice in one reserve: that is not a second save
+	skipClearing              // the cache is being cleared: what is still resident must not outlive that
 	skips
 )
 
-var skipNames = [skips]string{"cold", "resident", "pending", "duplicate"}
+var skipNames = [skips]string{"cold", "resident", "pending", "duplicate", "clearing"}
 
 // newHistory returns the memory that a policy needs, nil for none.
 func newHistory(config Config) *policy.History {

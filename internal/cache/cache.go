@@ -134,6 +134,7 @@ type Cache struct {
 	writes       map[index.Handle]uint64
 	writeBytes   uint64                // of the pages that are being written to the tier, which are referenced
 	byStored     map[uint32]*namespace // by the tier's number
+	clearing     int                   // calls of Clear that run: nothing is offered to the tier
 
 	history        *policy.History // of saves; nil without WriteReuse
 	uses           *policy.Sketch  // nil without LFUAdmission

@@ -274,6 +274,8 @@ func (c *Cache) dropAll(abandon bool) CleanupReport {
 	c.enter()
 	defer c.leave()
 	if abandon {
+		c.clearing++
+		defer func() { c.clearing-- }()
 		if c.config.Tier != nil {
 			c.config.Tier.Clear()
 			c.forgetReads()

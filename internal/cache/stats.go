@@ -101,7 +101,7 @@ type Stats struct {
 	ReadFailuresTotal        uint64            `json:"read_failures_total"`         // pages whose read failed, or that nobody may have any more
 	ReadingPages             uint64            `json:"reading_pages"`               // from the tier
 	TierWriteBytes           uint64            `json:"tier_write_bytes"`            // of pages that are queued or written to the tier, referenced meanwhile
-	WriteSkipsTotal          map[string]uint64 `json:"write_skips_total"`           // pages that were not handed to the tier: cold, resident, pending, duplicate
+	WriteSkipsTotal          map[string]uint64 `json:"write_skips_total"`           // pages that were not handed to the tier: cold, resident, pending, duplicate, clearing
 	ScrubBytesTotal          uint64            `json:"scrub_bytes_total"`           // of the pool that were looked at
 	ScrubPassesTotal         uint64            `json:"scrub_passes_total"`          // over the whole pool
 	DamagedPagesTotal        uint64            `json:"damaged_pages_total"`         // whose bytes were not those that were written

@@ -12,6 +12,10 @@ func (c *Cache) offer(ns *namespace, h index.Handle, group uint16, key *wire.Key
 	if !c.stores(ns) || !c.wantedByTier(ns, group, key) {
 		return
 	}
+	if c.clearing > 0 {
+		c.counters.writeSkips[skipClearing]++
+		return
+	}
 	c.index.Hold(h)
 	c.writes[h] = ns.geometry.pageBytes
 	c.writeBytes += ns.geometry.pageBytes

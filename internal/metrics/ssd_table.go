@@ -83,7 +83,7 @@ var ssdTable = []row{
 	{"orbitkv_ssd_commits_total", Counter, nil, "Times that the device was told to make pages and records durable, several pages at a time.", ssdOne(func(s *ssd.Stats) uint64 { return s.CommitsTotal })},
 	{"orbitkv_ssd_commit_duration_seconds", Histogram, nil, "Time of one of these.", ssdTimes(func(s *ssd.Stats) ssd.Histogram { return s.CommitDuration })},
 	{"orbitkv_ssd_write_failures_total", Counter, []string{"reason"}, "Pages that were taken and not written, by reason. Each is a miss of this tier at once.", ssdReasons(func(s *ssd.Stats) map[string]uint64 { return s.WriteFailuresTotal }, ssd.ReasonIO, ssd.ReasonNoSpace, ssd.ReasonDropped, ssd.ReasonOff, ssd.ReasonClosed)},
-	{"orbitkv_ssd_write_admission_skips_total", Counter, []string{"reason"}, "Pages that were not written, by reason: cold (saved once so far, under the policy reuse), resident (stored already), pending (being written), duplicate (named twice by one call), full (the queue), too_large, unknown (no namespace of the tier), off. They stay in the pool as long as it keeps them.", func(s snapshot) []sample {
+	{"orbitkv_ssd_write_admission_skips_total", Counter, []string{"reason"}, "Pages that were not written, by reason: cold (saved once so far, under the policy reuse), resident (stored already), pending (being written), duplicate (named twice by one call), clearing (the cache is being cleared), full (the queue), too_large, unknown (no namespace of the tier), off. They stay in the pool as long as it keeps them.", func(s snapshot) []sample {
 		if s.ssd == nil {
 			return nil
 		}
