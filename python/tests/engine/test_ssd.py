@@ -111,7 +111,7 @@ def test_what_left_the_pool_is_restored_from_the_ssd(
 def test_what_was_pushed_out_of_a_small_pool_is_restored(rig: Rig, config: EngineConfig, volume: Volume) -> None:
     pages = 5 * PAGES  # what is being written may be a quarter of the pool
     engine = serve(rig, config, volume, pool=f"{pages * PAGE_BYTES // 1024}kib")
-    prompts = [words(1100 + number, TOKENS) for number in range(8)]
+    prompts = [words(1100 + number, TOKENS) for number in range(6)]
     cold = []
     for prompt in prompts:
         tier.wait_stored(rig.manager, 0)
