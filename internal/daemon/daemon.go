@@ -25,6 +25,9 @@ import (
 // tickEvery is the beat of the cache's clock: pings, revokes, labels, queries that wait.
 const tickEvery = 250 * time.Millisecond
 
+// clearWait is how long a clear waits for the disks. It is less than an answer may take.
+const clearWait = 30 * time.Second
+
 // Options is what a Manager runs with.
 type Options struct {
 	Config  config.Config
@@ -273,13 +276,16 @@ func (m *Manager) stop() error {
 	return errors.Join(errs...)
 }
 
-// clear empties the cache. With an SSD it returns when no restart brings the pages back: whoever clears since weights have changed relies on it.
+// clear empties the cache. With an SSD it returns when no restart brings the pages back, or says that one may: whoever clears since weights have changed
+// relies on it.
 func (m *Manager) clear() (cache.CleanupReport, error) {
 	report := m.cache.Clear()
 	if m.tier == nil {
 		return report, nil
 	}
-	return report, m.tier.store.AwaitClear()
+	ctx, cancel := context.WithTimeout(context.Background(), clearWait)
+	defer cancel()
+	return report, m.tier.store.AwaitClear(ctx)
 }
 
 func (m *Manager) status() admin.Status {

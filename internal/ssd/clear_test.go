@@ -1,8 +1,11 @@
 package ssd
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,7 +36,7 @@ func TestAClearThatWasAwaitedIsDurable(t *testing.T) {
 					disks[0].Fail(rule)
 				}
 				r.store.Clear()
-				err := r.store.AwaitClear()
+				err := r.store.AwaitClear(t.Context())
 				dead := name == "a dead disk"
 				if dead != (err != nil) || dead && !strings.Contains(err.Error(), "remove its file "+format.IndexName) {
 					t.Errorf("a clear ended with %v", err)
@@ -50,4 +53,27 @@ func TestAClearThatWasAwaitedIsDurable(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A disk that does not answer keeps nobody for ever who awaits a clear: he is told that it is not durable, and by the next call when it is.
+func TestAClearIsAwaitedAsLongAsTheAskerMay(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks)
+		r.mustWrite(r.namespace(1, 0, small), numbers(0, 1)...)
+		gate := disks[0].Gate(twin.Write, format.IndexNewName)
+		r.store.Clear()
+		gate.Wait(1)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := r.store.AwaitClear(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "may come back") {
+			t.Errorf("the disk does not answer, and a clear ended with %v", err)
+		}
+		gate.Open()
+		if err := r.store.AwaitClear(t.Context()); err != nil {
+			t.Error(err)
+		}
+		r.close()
+	})
 }

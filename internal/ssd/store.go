@@ -252,16 +252,27 @@ func (s *Store) Clear() {
 	}
 }
 
-// AwaitClear returns when every Clear before it is durable. The error names the volumes that could not be cleared: their pages may be back after a restart.
-func (s *Store) AwaitClear() error {
+// AwaitClear returns when every Clear before it is durable, or when ctx ends. The error names the volumes of which that is not known: their pages may
+// be back after a restart.
+func (s *Store) AwaitClear(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, v := range s.volumes {
+			v.changed.Broadcast()
+		}
+	})
+	defer stop()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
 	for _, v := range s.volumes {
-		for v.clears+v.erasing > 0 {
+		for v.clears+v.erasing > 0 && ctx.Err() == nil {
 			v.changed.Wait()
 		}
-		if v.uncleared != nil {
+		if v.clears+v.erasing > 0 {
+			errs = append(errs, fmt.Errorf("ssd: %s is cleared, but its disk did not say in time that it will stay so: its pages may come back with a restart; clear again before one: %w", v.name, ctx.Err()))
+		} else if v.uncleared != nil {
 			errs = append(errs, fmt.Errorf("ssd: %w", v.uncleared))
 		}
 	}
