@@ -69,6 +69,10 @@ class ManagerProcess:
         """Return /status as JSON."""
         return http.get(self.port, "/status", 60.0).json()
 
+    def violations(self) -> Any:
+        """Return what /verify finds wrong."""
+        return http.get(self.port, "/verify", 60.0).json()["violations"]
+
     def metric(self, name: str) -> float:
         """Return the sum of a metric over its labels."""
         samples = http.samples(http.get(self.port, "/metrics", 60.0).text())

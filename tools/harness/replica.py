@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness import oracle
-from orbitkv.client import CacheManagerClient, Namespace, Role, State
+from orbitkv.client import CacheManagerClient, Lease, Namespace, Role, State
 from orbitkv.errors import OrbitKVError
 from orbitkv.transfer import CopyPlan, HostBackend, KVLayout, Transfer, TransferBackend
 
@@ -206,6 +206,10 @@ class Replica:
         if expect is not None and lease.pages != expect:
             lease.release()
             raise AssertionError(f"expected {expect} pages, the lease covers {lease.pages}")
+        return self.take(lease, keys)
+
+    def take(self, lease: Lease, keys: bytes) -> int:
+        """Restore the pages of a lease, check every byte of every rank, and return their number."""
         lease.begin(lease.pages)
         for at in range(0, lease.pages, self.shape.blocks):
             count = min(self.shape.blocks, lease.pages - at)

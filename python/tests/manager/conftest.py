@@ -76,12 +76,12 @@ def refuse_arenas(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Return a function that starts a process of harness.load; the fixture ends every one."""
+    """Return a function that starts a process of harness.load, or of another module; the fixture ends every one."""
     running: list[subprocess.Popen[str]] = []
     path = f"{ROOT / 'python' / 'src'}:{ROOT / 'tools'}"
 
-    def start(*arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "harness.load", *map(str, arguments)]
+    def start(*arguments: object, module: str = "harness.load") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", module, *map(str, arguments)]
         environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin"}
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         running.append(process)
