@@ -1,4 +1,4 @@
-"""The demo's Cache Manager: `orbitkv serve` with a small pool, and the three things that the scenario asks of it."""
+"""The demo's Cache Manager: `orbitkv serve` with a small pool and a folder as its SSD, and what is asked of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 from demo.damage import invert_arenas
 from harness.manager import ManagerFailure, ManagerProcess
+from harness.ssd import empty_memory, wait_stored
 
 BINARY = Path(__file__).resolve().parent.parent / "bin" / "orbitkv"
 STORE_LIMIT_S = 120.0
+POOL, SSD_CAPACITY = "256mib", "512mib"
 POLL_S = 0.1
 
 
@@ -18,7 +20,8 @@ class Manager(ManagerProcess):
 
     def __init__(self, folder: Path) -> None:
         """Name its files; nothing is started."""
-        super().__init__(BINARY, folder)
+        ssd = ("--ssd-cache-path", str(folder / "ssd"), "--ssd-cache-capacity", SSD_CAPACITY)
+        super().__init__(BINARY, folder, POOL, *ssd)
 
     def restored_bytes(self) -> int:
         """Return the bytes that engines have confirmed as restored."""
@@ -32,6 +35,18 @@ class Manager(ManagerProcess):
                 raise ManagerFailure(f"the engine published {stored:.0f} of {pages} pages within {STORE_LIMIT_S:.0f} s")
             time.sleep(POLL_S)
 
+    def leave_to_ssd(self) -> None:
+        """Empty the pool once every page is on the SSD; ManagerFailure when a page does not get there."""
+        try:
+            wait_stored(self, int(self.metric("orbitkv_cache_block_insertions_total")))
+            empty_memory(self)
+        except AssertionError as overdue:
+            raise ManagerFailure(str(overdue)) from overdue
+
+    def ssd_bytes(self) -> int:
+        """Return the bytes that were read from the SSD."""
+        return int(self.metric("orbitkv_ssd_prefetch_bytes_total"))
+
     def spoil(self) -> int:
-        """Invert every stored byte and return how many bytes that were."""
+        """Invert every byte in the pool and return how many bytes that were."""
         return invert_arenas(self.pid)

@@ -1,8 +1,10 @@
 """The requests of the demo and what must be true of each.
 
 A prompt is sent cold, then again from the device, then pushed off the device by other prompts, then sent a third time:
-now OrbitKV must restore it and the output must be the device hit's. Then it is pushed off once more, every stored byte
-is inverted, and the same restore must give another output: so the equal output before was the work of the bytes.
+now OrbitKV must restore it and the output must be the device hit's. It is pushed off again, the Manager's pool is
+emptied, and the next restore must come from the SSD with the same output. Then it is pushed off once more, every byte
+in the pool is inverted, and the same restore must give another output: so the equal output before was the work of the
+bytes.
 """
 
 from __future__ import annotations
@@ -35,8 +37,14 @@ class Cache(Protocol):
     def wait_stored(self, pages: int) -> None:
         """Return once so many pages are stored since the Manager started; raise when they do not come."""
 
+    def leave_to_ssd(self) -> None:
+        """Empty the pool once every page is on the SSD; raise when a page does not get there."""
+
+    def ssd_bytes(self) -> int:
+        """Return the bytes that were read from the SSD."""
+
     def spoil(self) -> int:
-        """Invert every stored byte and return how many bytes that were."""
+        """Invert every byte in the pool and return how many bytes that were."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +98,22 @@ class Scenario:
             return
         self._judge_restore(again, hit.answer, must_be_equal=True)
         self._press()
+        self._take_from_ssd(self._cache, hit.answer)
+        self._press()
         self._say(f"inverting {mebibytes(self._cache.spoil())} of stored bytes on purpose")
         spoiled = self._send("repeat, stored bytes inverted", self._prompt, "")
         self._check_pushed_out(spoiled)
         self._judge_restore(spoiled, hit.answer, must_be_equal=False)
+
+    def _take_from_ssd(self, cache: Cache, reference: Completion) -> None:
+        """Empty the pool and send the prompt, which is left on the SSD alone."""
+        self._say("emptying the pool: what is left lies on the SSD")
+        cache.leave_to_ssd()
+        before = cache.ssd_bytes()
+        row = self._send("repeat from the SSD", self._prompt, "")
+        self._check_pushed_out(row)
+        self._judge_restore(row, reference, must_be_equal=True)
+        self._check(cache.ssd_bytes() > before, f"{row.name}: the Manager read nothing from the SSD")
 
     def _press(self) -> None:
         """Send two prompts that no request had before; together they fill the device's blocks."""

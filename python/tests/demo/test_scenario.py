@@ -32,6 +32,7 @@ class Faults:
     wrong_bytes: bool = False
     ignores_damage: bool = False
     answer_lies: bool = False
+    ssd_idle: bool = False
 
 
 class World:
@@ -46,6 +47,8 @@ class World:
         self.stored: set[tuple[int, ...]] = set()
         self.damaged = False
         self.loaded = 0
+        self.on_ssd = False
+        self.read = 0
         self.total = Cached(0, 0)
 
     def complete(self, prompt: list[int], max_tokens: int) -> Completion:
@@ -56,6 +59,8 @@ class World:
         if not device and self.with_cache and key in self.stored and not self.faults.never_restores:
             external = found // 2 if self.faults.restores_half else found
             self.loaded += 0 if self.faults.unconfirmed else external * 2048
+            self.read += external if self.on_ssd and not self.faults.ssd_idle else 0
+            self.on_ssd = False
         self.total = Cached(self.total.device + device, self.total.external + external)
         self._keep(key)
         tokens = [sum(key) % 4096 + i for i in range(max_tokens)]
@@ -82,6 +87,12 @@ class World:
     def wait_stored(self, pages: int) -> None:
         assert pages * 128 <= sum(map(len, self.stored))
 
+    def leave_to_ssd(self) -> None:
+        self.on_ssd = True
+
+    def ssd_bytes(self) -> int:
+        return self.read
+
     def spoil(self) -> int:
         self.damaged = True
         return 1 << 20
@@ -97,7 +108,9 @@ def play(faults: Faults, with_cache: bool = True) -> Scenario:
 def test_a_sound_run_has_nothing_to_complain_about() -> None:
     scenario = play(Faults())
     assert scenario.failures == []
-    assert [row.cached.external for row in scenario.rows] == [0, 0, 0, 0, RESTORABLE_TOKENS, 0, 0, RESTORABLE_TOKENS]
+    restored = [row.cached.external for row in scenario.rows]
+    assert restored == [0, 0, 0, 0, RESTORABLE_TOKENS, 0, 0, RESTORABLE_TOKENS, 0, 0, RESTORABLE_TOKENS]
+    assert [row.output for row in scenario.rows][-7] == "equal, as it must"
     assert [row.output for row in scenario.rows][-4] == "equal, as it must"
     assert scenario.rows[-1].output == "differs, as it must"
 
@@ -119,6 +132,7 @@ def test_the_engine_alone_computes_again() -> None:
         (Faults(wrong_bytes=True), "the output differs from the device hit's"),
         (Faults(ignores_damage=True), "the output is still equal"),
         (Faults(answer_lies=True), "the engine's counters"),
+        (Faults(ssd_idle=True), "read nothing from the SSD"),
     ],
 )
 def test_each_fault_is_named(faults: Faults, text: str) -> None:
