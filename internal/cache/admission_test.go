@@ -9,7 +9,7 @@ import (
 
 func (r *rig) skips(want map[string]uint64) {
 	r.t.Helper()
-	full := map[string]uint64{"cold": 0, "resident": 0, "pending": 0, "duplicate": 0}
+	full := map[string]uint64{"cold": 0, "resident": 0, "pending": 0, "duplicate": 0, "clearing": 0}
 	maps.Copy(full, want)
 	if got := r.Stats().WriteSkipsTotal; !maps.Equal(got, full) {
 		r.t.Fatalf("writes were skipped %v times, want %v", got, full)
@@ -113,10 +113,10 @@ func TestSkipsAreCountedByReason(t *testing.T) {
 	r.publish(e, []wire.Key{keyOf(0), keyOf(1), keyOf(0)})
 	r.skips(map[string]uint64{"duplicate": 1})
 	r.Offer(1, 0, keysOf(0, 2))
-	r.skips(map[string]uint64{"duplicate": 1, "pending": 2})
+	r.skips(map[string]uint64{"duplicate": 1, "clearing": 0, "pending": 2})
 	r.endWrites(b)
 	r.Offer(1, 0, keysOf(0, 1))
-	r.skips(map[string]uint64{"duplicate": 1, "pending": 2, "resident": 1})
+	r.skips(map[string]uint64{"duplicate": 1, "clearing": 0, "pending": 2, "resident": 1})
 	r.check()
 
 	r = newRig(t, Config{PoolBytes: 16 * mib})
