@@ -2,7 +2,6 @@ package cache
 
 import (
 	"slices"
-	"time"
 
 	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
@@ -23,14 +22,14 @@ const (
 // preparation lives on without it: they drain under its charge and, where the query was given up, under its permit (I3, I4).
 type preparation struct {
 	charge
-	op    *operation // nil when the query is ready or was given up
-	since time.Time
-	slots []slot   // by position in the prefix
-	next  int      // first position that is neither held nor being read
-	reads int      // positions that are being read
-	old   int      // reads that run for it and whose pages it gave up
-	owing bool     // it keeps the permit of its query
-	owes  *session // whose table the permit counts in, if any
+	op      *operation // nil when the query is ready or was given up
+	slots   []slot     // by position in the prefix
+	next    int        // first position that is neither held nor being read
+	reads   int        // positions that are being read
+	awaited int        // positions that were ever read
+	old     int        // reads that run for it and whose pages it gave up
+	owing   bool       // it keeps the permit of its query
+	owes    *session   // whose table the permit counts in, if any
 }
 
 // slot is one page of a prefix: held by a reference, or being read, or neither yet.
@@ -62,7 +61,7 @@ func (c *Cache) extent(op *operation, keys []wire.Key, resident int) int {
 // prepare begins to bring pages of a query into the pool. The resident ones are held at once (I1).
 func (c *Cache) prepare(op *operation, pages int) {
 	operationMachine.to(&op.state, operationPreparing)
-	p := &preparation{charge: charge{instance: op.instance, phase: phasePreparing}, op: op, since: c.now, slots: make([]slot, pages)}
+	p := &preparation{charge: charge{instance: op.instance, phase: phasePreparing}, op: op, slots: make([]slot, pages)}
 	op.preparation = p
 	op.instance.preparations++
 	c.preparations = append(c.preparations, p)
@@ -131,11 +130,14 @@ func (c *Cache) advanceOne(p *preparation) bool {
 func (c *Cache) startReads(p *preparation) bool {
 	op := p.op
 	pageBytes := op.namespace.geometry.pageBytes
-	room := int(max(1, c.config.ReadBatchBytes/pageBytes)) - p.reads
-	if room <= 0 {
-		if c.config.StopPolicy == BestEffort {
+	batch := int(max(1, c.config.ReadBatchBytes/pageBytes))
+	room := batch - p.reads
+	if c.config.StopPolicy == BestEffort {
+		if room = batch - p.awaited; room <= 0 {
 			c.cut(p, p.next)
 		}
+	}
+	if room <= 0 {
 		return false
 	}
 	queue := c.config.Tier.ReadRoom()
@@ -209,6 +211,7 @@ func (c *Cache) await(p *preparation, at int, r *read) {
 	p.slots[at].read = r
 	p.slots[at].slow = true
 	p.reads++
+	p.awaited++
 	r.wanted = append(r.wanted, interest{p, at})
 }
 
@@ -260,13 +263,19 @@ func (p *preparation) complete() int {
 	return len(p.slots)
 }
 
-// stopOverdue ends the reading of queries whose time is over.
+// stopOverdue ends the wait of queries whose time is over, for budget or for the tier.
 func (c *Cache) stopOverdue() {
 	if c.config.StopPolicy != Timeout {
 		return
 	}
+	overdue := func(op *operation) bool { return c.now.Sub(op.since) >= c.config.ReadTimeout }
+	for _, op := range slices.Clone(c.waiting) {
+		if op.state == operationWaiting && overdue(op) {
+			c.stopReading(op)
+		}
+	}
 	for _, p := range slices.Clone(c.preparations) {
-		if p.op != nil && c.now.Sub(p.since) >= c.config.ReadTimeout {
+		if p.op != nil && overdue(p.op) {
 			c.stopReading(p.op)
 		}
 	}

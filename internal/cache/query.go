@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"slices"
+	"time"
 
 	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
@@ -45,6 +46,7 @@ type operation struct {
 	namespace *namespace
 	group     uint16
 	request   string
+	since     time.Time  // of its submission
 	digest    uint64     // of the keys, to tell a repetition from another query
 	keys      []wire.Key // until it is ready
 	cut       bool
@@ -123,6 +125,7 @@ func newOperation(s *session, inst *instance, q Query, digest uint64) *operation
 // its keys it ends, and start says false.
 func (c *Cache) start(op *operation) bool {
 	c.operations++
+	op.since = c.now
 	c.waiting = append(c.waiting, op)
 	c.serveWaiting()
 	return op.state != operationWaiting && op.state != operationPreparing || c.keepWaiting(op)
