@@ -69,9 +69,9 @@ def put_away(rig: SglangRig, engine: SglangEngine, prompt: list[int]) -> Generat
 
 
 def staged(engine: SglangEngine) -> list[dict[str, object]]:
-    """Return what the timeline says of waits for the slower tier."""
+    """Return what the timeline says of waits for the slower tier; SGLang's own logging writes each record once more."""
     records = [parse(line) for line in engine.log.read_text(errors="replace").splitlines()]
-    return [record for record in records if record is not None and record["stage"] == "staged"]
+    return list({each["monotonic_ns"]: each for each in records if each and each["stage"] == "staged"}.values())
 
 
 @pytest.mark.parametrize("tokens", [17, 3000])
