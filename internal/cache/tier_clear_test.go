@@ -27,3 +27,23 @@ func TestNothingThatIsBeingClearedIsWrittenAgain(t *testing.T) {
 		t.Fatalf("%d pages are offered after the clear", len(b.writes))
 	}
 }
+
+// Between the end of a write in the tier and the word of it here, the tier would take the page again: it is referenced once, and told of once.
+func TestAPageWhoseFailedWriteIsNotToldYetIsNotOfferedAgain(t *testing.T) {
+	r, b, e := tierRig(t, Config{}, 1)
+	r.publish(e, keysOf(1, 1))
+	failed := b.writes[0]
+	b.writes = nil
+	r.Offer(1, 0, keysOf(1, 1))
+	r.check()
+	if len(b.writes) != 0 {
+		t.Fatal("a page is being written twice")
+	}
+	r.PageWritten(failed.Page, b.digest, false)
+	r.Offer(1, 0, keysOf(1, 1))
+	if len(b.writes) != 1 {
+		t.Fatal("a page that could not be written is not offered again")
+	}
+	r.endWrites(b)
+	r.check()
+}

@@ -9,11 +9,16 @@ import (
 
 // offer hands a sealed page to the tier. The page is referenced until the tier says that its bytes are written (I1).
 func (c *Cache) offer(ns *namespace, h index.Handle, group uint16, key *wire.Key) {
-	if !c.stores(ns) || !c.wantedByTier(ns, group, key) {
+	switch {
+	case !c.stores(ns):
 		return
-	}
-	if c.clearing > 0 {
+	case c.clearing > 0:
 		c.counters.writeSkips[skipClearing]++
+		return
+	case c.writes[h] > 0: // the tier may be done with it, and its word on the way: a page has one write
+		c.counters.writeSkips[skipPending]++
+		return
+	case !c.wantedByTier(ns, group, key):
 		return
 	}
 	c.index.Hold(h)
