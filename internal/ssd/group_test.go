@@ -49,7 +49,7 @@ func TestASlowDeviceCommitsBeforeABatchIsFull(t *testing.T) {
 		if r.stored(s, 0) || r.stored(s, 1) {
 			t.Error("a page was committed although others were about to join it")
 		}
-		time.Sleep(groupWait)
+		<-time.After(groupWait)
 		gate.Pass(1)
 		synctest.Wait()
 		if n := r.count(s, 0, 8); n != 2 {
@@ -75,7 +75,7 @@ func TestALockThatGoesIsWaitedFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() {
-			time.Sleep(lockWait / 2)
+			<-time.After(lockWait / 2)
 			if err := held.Close(); err != nil {
 				t.Error(err)
 			}
