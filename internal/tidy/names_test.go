@@ -15,6 +15,8 @@ var foreignFlags = map[string]string{
 	"model-path": "SGLang", "page-size": "SGLang", "radix-cache-backend": "SGLang", "enable-unified-cache-external-linker": "SGLang",
 	"enable-hierarchical-cache": "SGLang", "hicache-io-backend": "SGLang", "disable-radix-cache": "SGLang", "tp-size": "SGLang", "lora-paths": "SGLang", "sleep-on-idle": "SGLang",
 	"device": "SGLang", "disable-cuda-graph": "SGLang", "attention-backend": "SGLang", "cuda-graph-backend-prefill": "SGLang", "sampling-backend": "SGLang", "enable-metrics": "SGLang", "python": "uv",
+	"rw": "fio", "direct": "fio", "bs": "fio", "runtime": "fio", "norandommap": "fio", "randrepeat": "fio", "mem": "fio", "thread": "fio", "numjobs": "fio",
+	"ioengine": "fio", "iodepth": "fio",
 	"ipc": "docker", "pid": "docker", "shm-size": "docker", "user": "docker", "volume": "docker", "gpus": "docker", "ulimit": "docker",
 	"engine": "demo/run", "keep-logs": "demo/run", "plain": "demo/run", "no-deps": "pip", "target": "pip",
 }
