@@ -78,18 +78,22 @@ func (o SSDOptions) backlogRows(ctx context.Context, r *report, page uint64, rul
 	return nil
 }
 
-// flood keeps as many pages waiting to be written as there are slots, until the returned function is called, which waits for the last of them.
+// flood keeps as many pages waiting to be written as there are slots, from its return, when the first of them is durable, until the returned function is
+// called, which waits for the last one.
 func (t *tier) flood(writers int) (stop func() error) {
 	var over atomic.Bool
 	var all sync.WaitGroup
-	failures := make([]error, writers)
+	failures, first := make([]error, writers), make(chan struct{}, writers)
 	for slot := range writers {
 		all.Go(func() {
+			_, failures[slot] = t.write(slot)
+			first <- struct{}{}
 			for !over.Load() && failures[slot] == nil {
 				_, failures[slot] = t.write(slot)
 			}
 		})
 	}
+	<-first
 	return func() error {
 		over.Store(true)
 		all.Wait()

@@ -30,7 +30,13 @@ const ssdNote = "Rows of read and write are the ceiling of an SSD tier: what the
 	"that the store gives the device: its writes end when page and record are durable, two flushes of the disk a group included, and each page takes another's place; its\n" +
 	"reads end when the digest is compared. Processor time is that of the whole process. A backlog's disk is slowed on purpose, reads and writes each to their own rate."
 
-func (o SSDOptions) check() error { return errors.Join(o.checkRaw(), o.checkStore()) }
+func (o SSDOptions) check() error {
+	err := o.checkRaw()
+	if slices.ContainsFunc([]string{"store", "backlog", "recovery"}, func(name string) bool { return o.wants(section{name: name}) }) {
+		err = errors.Join(err, o.checkStore())
+	}
+	return err
+}
 
 // checkStore says what of the store's own sections cannot be measured.
 func (o SSDOptions) checkStore() error {

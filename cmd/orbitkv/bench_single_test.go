@@ -17,7 +17,7 @@ import (
 func TestSingleNodeRefusesWithEveryReasonBeforeItWritesAnything(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "out")
 	_, errs, code := run(t, "bench", "single-node", "--engine", "vllm", "--model", t.TempDir(), "--device", "cuda", "--backend", "native,orbitkv,native",
-		"--ssd-gib", "-1", "--stop-policy", "best_effort", "--queue-warmup", "on", "--orbitkv-transfer-backend", "host", "--working-set", "3", "--lengths", "16384", "--output", folder)
+		"--ssd-gib", "-1", "--stop-policy", "never", "--queue-warmup", "on", "--orbitkv-transfer-backend", "host", "--working-set", "3", "--lengths", "16384", "--output", folder)
 	if code != 1 {
 		t.Errorf("exit code %d", code)
 	}
