@@ -36,6 +36,7 @@ from orbitkv.errors import OrbitKVError
 from orbitkv.timeline import Stage, Timeline
 
 LEASE_SECONDS = 1.0  # an answer is kept this long after the first pass that saw it; asking again costs 100 us
+UNASKED_SECONDS = 10.0  # a prefix is read on this long for a request that a busy engine does not look at
 LOOKUPS_MAX = 4096  # lookups that are kept; past it a new question waits for an old one to end
 WAITS_MAX = 4096  # requests beyond those of the lookups whose waiting time is remembered; the oldest is forgotten
 
@@ -190,14 +191,13 @@ class Lookups:
             self.drop(request)
 
     def end_pass(self) -> None:
-        """Let revokes win again, and give back what no pass has used for a second."""
-        over = self.clock() - LEASE_SECONDS
+        """Let revokes win again, and give back what no pass has used for too long."""
+        now = self.clock()
         expired = []
         for request, look in self._table.items():
             if look.held:
                 self._unhold(look)
-            # An answer that comes while the engine does not ask would be leased with nobody to use it.
-            if (look.seen if look.settled is None else look.settled) <= over:
+            if self._over(look, now):
                 expired.append(request)
         for request in expired:
             self.drop(request)
@@ -206,6 +206,15 @@ class Lookups:
             self._deferred = 0
         while len(self._since) > len(self._table) + WAITS_MAX:
             del self._since[next(iter(self._since))]
+
+    def _over(self, look: Lookup, now: float) -> bool:
+        """Return whether no pass has used an answer, or asked for one, for so long that the lookup is given back."""
+        if look.settled is not None:
+            return look.settled <= now - LEASE_SECONDS
+        # An answer that comes while the engine does not ask would be leased with nobody to use it. What is being read
+        # is worth that: an engine that is busy with others asks later. It is not worth a place of a window.
+        reading = look.staging is not None and self.window is None
+        return look.seen <= now - (UNASKED_SECONDS if reading else LEASE_SECONDS)
 
     def _answer(self, session: SchedulerSession, ask: Ask) -> int | None:
         look = self._table.get(ask.request)

@@ -7,6 +7,7 @@ import logging
 import pytest
 from python.tests.unit.vllm.conftest import PAGE, Rig, make_rig
 
+from orbitkv.adapter.lookup import UNASKED_SECONDS
 from orbitkv.client import State
 from orbitkv.timeline import Timeline, parse
 
@@ -125,6 +126,22 @@ def test_a_request_waits_for_the_slower_tier_once_in_its_life(rig: Rig) -> None:
     assert rig.sent("release") == [("release", 10)]
     assert rig.match("a", 1000) == 0, "the second query is stopped at once, and gives what is in memory by now"
     assert rig.sent("stop") == [("stop", "a")] * 2
+
+
+def test_a_prefix_is_read_on_while_the_engine_is_busy_with_others(rig: Rig) -> None:
+    """Others' prompts take all of each step, so that the waiting request is not looked at."""
+    rig.client.script = [(State.PREPARING, 0), (State.PREPARING, 0)]
+    assert rig.match("a", 1000) is None
+    for _ in range(4):
+        rig.clock.now += 2.0
+        rig.side.build_plan([], {}, [])
+    rig.client.queries[0].answer(State.READY, 7)
+    assert rig.match("a", 1000) == 7 * PAGE
+    assert rig.sent("cancel") == rig.sent("stop") == []
+    assert rig.match("b", 1000) is None
+    rig.clock.now += UNASKED_SECONDS
+    rig.side.build_plan([], {}, [])
+    assert rig.sent("cancel") == [("cancel", "b")], "nobody asks for it any more"
 
 
 def test_others_go_first_while_a_prefix_is_read_and_it_is_restored_when_it_is_there(rig: Rig) -> None:
