@@ -41,7 +41,7 @@ func newHistory(config Config) *policy.History {
 // stores says whether pages of a namespace go to the tier at all.
 func (c *Cache) stores(ns *namespace) bool { return c.config.Tier != nil && !ns.private && !ns.dead }
 
-// saved offers a page that was sealed just now, as the policy goes.
+// saved lets a page that was sealed just now be offered by offerSaved, as the policy goes.
 func (c *Cache) saved(ns *namespace, h index.Handle) {
 	if !c.stores(ns) {
 		return
@@ -51,7 +51,18 @@ func (c *Cache) saved(ns *namespace, h index.Handle) {
 		c.counters.writeSkips[skipCold]++
 		return
 	}
-	c.offer(ns, h, p.Group, (*wire.Key)(&p.Key))
+	c.scratch.saved = append(c.scratch.saved, h)
+}
+
+// offerSaved offers what one report sealed, the page that was sealed last first: that is the head of its prefix, without which the others are worth
+// nothing where the tier's queue has no room for all.
+func (c *Cache) offerSaved(ns *namespace) {
+	for i := len(c.scratch.saved) - 1; i >= 0; i-- {
+		h := c.scratch.saved[i]
+		p := c.pageOf(h)
+		c.offer(ns, h, p.Group, (*wire.Key)(&p.Key))
+	}
+	c.scratch.saved = c.scratch.saved[:0]
 }
 
 // wantedByTier says whether the tier would take a page, and counts why not.

@@ -154,7 +154,8 @@ type scratch struct {
 	found     []index.Handle
 	runs      []wire.Run
 	grants    []wire.GrantRun
-	locations [][]uint64 // by part
+	locations [][]uint64     // by part
+	saved     []index.Handle // sealed by this call and to be offered to the tier
 }
 
 // arena is one arena that is lent.

@@ -98,7 +98,7 @@ func (c *Cache) forgetReads() {
 	for _, r := range c.reads {
 		r.forgotten = true
 	}
-	for _, p := range c.preparations {
+	for _, p := range slices.Clone(c.preparations) { // one that ends leaves the list
 		if p.op != nil {
 			c.stopReading(p.op)
 		}

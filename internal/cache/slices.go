@@ -131,6 +131,7 @@ func (c *Cache) endRanges(r *reservation, storage int, ranges []wire.Range, end 
 			c.endSlice(r, page, storage, end)
 		}
 	}
+	c.offerSaved(r.namespace)
 	c.closeIfEnded(r)
 }
 

@@ -38,6 +38,19 @@ func (r *rig) evictAll(b *bench, e *engine, pages int) {
 
 func phaseOf(r *rig, phase string) uint64 { return r.Stats().QueryReservedByPhase[phase] }
 
+// A tier without room for all of a prefix must have its head.
+func TestAPrefixIsOfferedFromItsHeadOn(t *testing.T) {
+	b := newBench()
+	r := newRig(t, Config{Tier: b, PoolBytes: 16 * mib})
+	r.publish(r.engine("a", 100, one(page)), keysOf(0, 5))
+	for i, key := range keysOf(0, 5) {
+		if b.writes[i].Key != key {
+			t.Errorf("page %d was offered in place of page %d of its prefix", i, i)
+		}
+	}
+	r.check()
+}
+
 func TestAPrefixThatLeftThePoolIsReadAndLeased(t *testing.T) {
 	r, b, e := tierRig(t, Config{}, 6)
 	got := r.query(e, keysOf(0, 8))
