@@ -40,8 +40,7 @@ func newSample(t testing.TB, a *arena) *sample {
 	r = r.again()
 	s.oldLog = contentOf(t, s.disk, format.IndexName)
 	r.store.Clear()
-	one, two = r.namespace(1, 0, small), r.namespace(2, 7, 2*small)
-	gone := r.namespace(3, 9, small)
+	one, gone := r.namespace(1, 0, small), r.namespace(3, 9, small)
 	r.mustWrite(gone, numbers(keptFrom, keptTo)...)
 	r.mustWrite(one, numbers(keptFrom, keptTo)...)
 	r = r.again() // a snapshot, then records behind it

@@ -17,6 +17,7 @@ BLOCK_BYTES = 4096
 SCRATCH_BLOCKS = 2  # at the payload's start: the Manager tries its engine there
 STALLING = "stall-reads"  # a fault of the disk
 STALL_FILE = "stall-reads"
+BUSY = ("write_queue_pages", "write_inflight", "write_held_bytes", "read_queue_bytes", "read_inflight")
 
 
 class Volume:
