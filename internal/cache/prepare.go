@@ -27,7 +27,7 @@ type preparation struct {
 	next    int        // first position that is neither held nor being read
 	reads   int        // positions that are being read
 	awaited int        // positions that were ever read
-	old     int        // reads that run for it and whose pages it gave up
+	old     int        // reads that run under its charge and whose pages it gave up
 	owing   bool       // it keeps the permit of its query
 	owes    *session   // whose table the permit counts in, if any
 }
@@ -215,7 +215,8 @@ func (c *Cache) await(p *preparation, at int, r *read) {
 	r.wanted = append(r.wanted, interest{p, at})
 }
 
-// cut gives up the pages from a position on. What is held or was never read is uncharged at once, what is being read with the end of its read (I4).
+// cut gives up the pages from a position on. What is held, was never read or is paid for by another is uncharged at once, what is being read with the end
+// of its read (I4).
 func (c *Cache) cut(p *preparation, at int) {
 	back := uint64(0)
 	for i := len(p.slots) - 1; i >= at; i-- {
@@ -226,11 +227,10 @@ func (c *Cache) cut(p *preparation, at int) {
 			back++
 		case s.read != nil:
 			p.reads--
-			if s.read.ended {
+			if s.read.ended || !s.read.giveUp(p, i) {
 				back++
 				break
 			}
-			s.read.giveUp(p, i)
 			p.old++
 		default:
 			back++

@@ -13,9 +13,9 @@ import (
 type read struct {
 	page      index.Handle
 	namespace *namespace
-	wanted    []interest     // in the order in which they joined
-	given     []*preparation // who joined and gave the page up: they are charged until the end
-	forgotten bool           // the cache was cleared: the bytes are not for anybody
+	wanted    []interest   // in the order in which they joined
+	given     *preparation // who gave the page up first: it is charged until the end, for all that do
+	forgotten bool         // the cache was cleared: the bytes are not for anybody
 	ended     bool
 }
 
@@ -25,14 +25,19 @@ type interest struct {
 	at          int
 }
 
-// giveUp takes a preparation's place off those that want the page.
-func (r *read) giveUp(p *preparation, at int) {
+// giveUp takes a preparation's place off those that want the page. It says whether the read runs under its charge from here on (I4): one pays for all,
+// so that a tier that hangs keeps no more of the budget than it keeps of the pool.
+func (r *read) giveUp(p *preparation, at int) (pays bool) {
 	i := slices.Index(r.wanted, interest{p, at})
 	if i < 0 {
 		panic(fmt.Sprintf("cache: a preparation gave up page record %d, which it did not want", r.page.Entry()))
 	}
 	r.wanted = slices.Delete(r.wanted, i, i+1)
-	r.given = append(r.given, p)
+	if r.given != nil {
+		return false
+	}
+	r.given = p
+	return true
 }
 
 // tierPage says where a page lies.
@@ -69,8 +74,8 @@ func (c *Cache) PageRead(page index.Handle, digest Digest, ok bool) {
 		c.index.Discard(page) // I2: the only writer has ended
 	}
 	bytes := ns.geometry.pageBytes
-	for _, p := range r.given {
-		c.drained(p, bytes)
+	if r.given != nil {
+		c.drained(r.given, bytes)
 	}
 	for _, w := range r.wanted {
 		c.arrived(r, w, ok)

@@ -46,10 +46,8 @@ func (k *checker) preparation(p *preparation, refs map[index.Handle]uint32) {
 	}
 	old := 0
 	for _, r := range k.c.reads {
-		for _, given := range r.given {
-			if given == p {
-				old++
-			}
+		if r.given == p {
+			old++
 		}
 	}
 	if reads != p.reads || old != p.old {

@@ -46,3 +46,32 @@ func TestBestEffortReadsOneBatchThroughAShortQueue(t *testing.T) {
 	}
 	r.check()
 }
+
+// A disk that hangs keeps what it reads, once: whoever waited for that in vain must not take the budget from pages that are in the pool.
+func TestADiskThatHangsKeepsTheBudgetOfItsReadsAlone(t *testing.T) {
+	r, b, e := tierRig(t, Config{SessionOperations: 16, GlobalOperations: 16}, 2)
+	other := r.engine("b", 200, one(page))
+	r.publish(e, keysOf(20, 2))
+	r.endWrites(b)
+	for range 400 {
+		for _, asker := range []*engine{e, other} {
+			got := r.query(asker, keysOf(0, 2))
+			r.outcome(asker, got.Operation, 1, wire.OutcomePreparing)
+			if stopped, err := r.StopQuery(asker.scheduler.id, got.Operation, 1); err != nil || stopped.Outcome != wire.OutcomeReady {
+				t.Fatal(stopped, err)
+			}
+		}
+	}
+	r.check()
+	if phaseOf(r, "draining") != 2*page || len(b.reads) != 2 || r.Stats().OperationsDraining != 1 {
+		t.Fatalf("two pages are being read, %d bytes are charged", phaseOf(r, "draining"))
+	}
+	if n := r.found(e, keysOf(20, 2)); n != 2 {
+		t.Fatalf("%d pages of the pool are found", n)
+	}
+	r.endReads(b)
+	r.check()
+	if phaseOf(r, "draining") != 0 || r.Stats().OperationsDraining != 0 {
+		t.Fatalf("%+v", r.Stats())
+	}
+}
