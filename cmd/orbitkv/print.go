@@ -57,6 +57,9 @@ func printSSD(table io.Writer, s admin.Status) {
 		sum(stats.ReadFailuresTotal), sum(stats.ReadQueuePages), stats.ReadInflight, cached.PageHitsTierTotal)
 	fmt.Fprintf(table, "ssd writes\t%d pages (%s), %d failed, %d not taken, %d waiting, %d running; %d evicted\n", stats.WritePagesTotal, config.FormatSize(stats.WriteBytesTotal),
 		sum(stats.WriteFailuresTotal), sum(stats.WriteSkipsTotal), stats.WriteQueuePages, stats.WriteInflight, sum(stats.EvictionsTotal))
+	fmt.Fprintf(table, "ssd checks\t%d pages by the scrubber, %d by verifications; %d damaged (%d found by reads, %d by the scrubber, %d by verifications)\n",
+		stats.ScrubPagesTotal, stats.VerifyPagesTotal, sum(stats.DamagedPagesTotal),
+		stats.DamagedPagesTotal[ssd.FoundByRead], stats.DamagedPagesTotal[ssd.FoundByScrub], stats.DamagedPagesTotal[ssd.FoundByVerify])
 	for _, v := range s.SSD.Volumes {
 		fmt.Fprintf(table, "ssd folder\t%s %s, %s used of %s, by %s\n", oneLine(v.Name), v.State, share(v.UsedBytes, v.PayloadBytes), config.FormatSize(v.CapacityBytes), engine(v))
 	}

@@ -77,6 +77,33 @@ func TestWithoutAnSSDItsMetricsAreAbsent(t *testing.T) {
 	}
 }
 
+// Whoever watches a rate needs the label before the first event.
+func TestKnownLabelsOfTheSSDAreThereFromTheStart(t *testing.T) {
+	want := map[string][]string{
+		"orbitkv_ssd_evictions_total":         {"reclaimable", "probationary", "retained", "digest", "io", "short"},
+		"orbitkv_ssd_recovery_problems_total": {"torn", "crc", "stale", "duplicate", "unknown_namespace", "out_of_bounds", "overlapping"},
+	}
+	for _, r := range table {
+		labels, checked := want[r.name]
+		if !checked {
+			continue
+		}
+		delete(want, r.name)
+		got := map[string]float64{}
+		for _, s := range r.read(snapshot{ssd: &ssd.Stats{}}) {
+			got[s.label] = s.value
+		}
+		for _, label := range labels {
+			if value, there := got[label]; !there || value != 0 {
+				t.Errorf("%s{%q} is %v, there %v", r.name, label, value, there)
+			}
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("%v are no metrics", want)
+	}
+}
+
 func TestBucketsOfAHistogramCountWhatIsBelow(t *testing.T) {
 	h := ssd.Histogram{Count: 6, Sum: 20}
 	h.Counts[0], h.Counts[2], h.Counts[len(ssd.DurationBounds)] = 1, 3, 2

@@ -61,7 +61,7 @@ var ssdTable = []row{
 	{"orbitkv_ssd_namespaces_refused_total", Counter, nil, "Namespaces that found the tier's table full: their pages are not stored.", ssdOne(func(s *ssd.Stats) uint64 { return s.NamespacesRefusedTotal })},
 	{"orbitkv_ssd_index_bytes", Gauge, nil, "Memory of the tier's index.", ssdOne(func(s *ssd.Stats) uint64 { return s.IndexBytes })},
 	{"orbitkv_ssd_volumes", Gauge, []string{"state"}, "Folders by state: on, off (failed; its pages are misses until a restart) or closed (at the end).", ssdEach(func(s *ssd.Stats) map[string]uint64 { return s.Volumes })},
-	{"orbitkv_ssd_evictions_total", Counter, []string{"class"}, "Pages that left the SSD: by class for want of room, or by what dropped them.", ssdEach(func(s *ssd.Stats) map[string]uint64 { return s.EvictionsTotal })},
+	{"orbitkv_ssd_evictions_total", Counter, []string{"class"}, "Pages that left the SSD: by class for want of room, or by what dropped them (digest, io, short). Reclaimable ones are of a run of an engine (an epoch) that nobody has registered since the Manager started; they make room first.", ssdReasons(func(s *ssd.Stats) map[string]uint64 { return s.EvictionsTotal }, ssd.EvictionLabels...)},
 	{"orbitkv_ssd_demanded_total", Counter, nil, "Pages on the SSD that a query asked for, whether they were read from it or lay in the pool: they are retained longest.", ssdOne(func(s *ssd.Stats) uint64 { return s.DemandedTotal })},
 	{"orbitkv_ssd_demands_dropped_total", Counter, nil, "Queries whose pages were not told to the SSD tier since too many waited to be told: it keeps these pages no longer than others, and does not get those that it lacks.", func(s snapshot) []sample {
 		if s.ssd == nil {
@@ -73,7 +73,7 @@ var ssdTable = []row{
 
 	{"orbitkv_ssd_recovered_pages", Gauge, nil, "Pages that were found when the Manager started. Their bytes are checked when they are read, not before.", ssdOne(func(s *ssd.Stats) uint64 { return s.RecoveredPages })},
 	{"orbitkv_ssd_recovery_seconds", Gauge, nil, "Time that reading the index took when the Manager started.", ssdSome(func(s *ssd.Stats) []sample { return []sample{{value: s.RecoverySeconds}} })},
-	{"orbitkv_ssd_recovery_problems_total", Counter, []string{"reason"}, "Records of the index that were not used when the Manager started, by reason. Each is a miss, never a wrong page.", ssdEach(func(s *ssd.Stats) map[string]uint64 { return s.RecoveryProblems })},
+	{"orbitkv_ssd_recovery_problems_total", Counter, []string{"reason"}, "Records of the index that were not used when the Manager started, by reason. Each is a miss, never a wrong page.", ssdReasons(func(s *ssd.Stats) map[string]uint64 { return s.RecoveryProblems }, ssd.RecoveryReasons...)},
 
 	{"orbitkv_ssd_write_blocks_total", Counter, nil, "Pages that were written, durable with their record and readable.", ssdOne(func(s *ssd.Stats) uint64 { return s.WritePagesTotal })},
 	{"orbitkv_ssd_write_bytes_total", Counter, nil, "Padded bytes of these pages. What the device was given is orbitkv_ssd_device_write_bytes_total.", ssdOne(func(s *ssd.Stats) uint64 { return s.WriteBytesTotal })},
@@ -117,5 +117,7 @@ var ssdTable = []row{
 	{"orbitkv_ssd_scrub_blocks_total", Counter, nil, "Pages that the scrubber read.", ssdOne(func(s *ssd.Stats) uint64 { return s.ScrubPagesTotal })},
 	{"orbitkv_ssd_scrub_bytes_total", Counter, nil, "Padded bytes of them.", ssdOne(func(s *ssd.Stats) uint64 { return s.ScrubBytesTotal })},
 	{"orbitkv_ssd_scrub_passes_total", Counter, nil, "Times that the scrubber came to the end of a folder.", ssdOne(func(s *ssd.Stats) uint64 { return s.ScrubPassesTotal })},
+	{"orbitkv_ssd_verify_blocks_total", Counter, nil, "Pages that `orbitkv verify --ssd` had this Manager read.", ssdOne(func(s *ssd.Stats) uint64 { return s.VerifyPagesTotal })},
+	{"orbitkv_ssd_damaged_pages_total", Counter, []string{"found_by"}, "Pages that were not on the SSD as they were written, whoever found it: a read for an engine, the scrubber (scrub) or `orbitkv verify --ssd` (verify). None is served: they were dropped, but for those of which the block behind the page alone is wrong, which stay and count each time they are read. More than zero means a device that loses data.", ssdEach(func(s *ssd.Stats) map[string]uint64 { return s.DamagedPagesTotal })},
 	{"orbitkv_ssd_scrub_failures_total", Counter, []string{"reason"}, "Pages in which the scrubber found other bytes than were written, or none, by reason. They were dropped, but for those of the reason header, which can be read.", ssdReasons(func(s *ssd.Stats) map[string]uint64 { return s.ScrubFailuresTotal }, ssd.ReasonDigest, ssd.ReasonIO, ssd.ReasonShort, ssd.ReasonHeader)},
 }

@@ -132,7 +132,7 @@ func TestRottenPagesAreDropped(t *testing.T) {
 	}
 	r.mustRead(s, numbers(3, 8)...)
 	stats := r.store.Stats()
-	if stats.ReadFailuresTotal[ReasonDigest] != 3 || stats.EvictionsTotal[ReasonDigest] != 3 {
+	if stats.ReadFailuresTotal[ReasonDigest] != 3 || stats.DamagedPagesTotal[FoundByRead] != 3 || stats.EvictionsTotal[ReasonDigest] != 3 {
 		t.Errorf("3 damaged pages were counted as %v, dropped as %v", stats.ReadFailuresTotal, stats.EvictionsTotal)
 	}
 	r = r.again()

@@ -18,7 +18,7 @@ func (s *Store) Read(r Read) bool {
 	ns := s.namespaces[r.Namespace]
 	v, h, found := s.find(ns, r.Group, &r.Key)
 	bytes := bytesOf(r.Parts)
-	if !found || s.closing || bytes != ns.pageBytes || r.Priority >= priorities {
+	if !found || s.closing || s.config.looks() || bytes != ns.pageBytes || r.Priority >= priorities {
 		return false
 	}
 	if s.readQueued > 0 && s.readQueued+bytes > s.config.ReadQueueBytes {
@@ -143,6 +143,7 @@ func (v *volume) checked(r *read, result *ReadResult) {
 	readMachine.to(&r.state, readEnded)
 	v.checking--
 	if result.Reason != "" {
+		s.counters.damaged[FoundByRead]++
 		v.discard(r.page, result.Reason)
 		s.say(slog.LevelWarn, "a page of the SSD cache could not be read and was dropped: it is computed again", "volume", v.name,
 			"offset", r.offset, "reason", result.Reason, "error", r.failure)

@@ -29,6 +29,7 @@ func (v *volume) scrub() {
 			s.counters.scrubBytes += bytes
 			if p != nil {
 				s.counters.scrubFailures[p.Reason]++
+				s.counters.damaged[FoundByScrub]++
 			}
 		})
 		if err != nil {

@@ -29,6 +29,9 @@ func TestTheScrubberFindsWhatRots(t *testing.T) {
 		if stats.ScrubFailuresTotal[ReasonDigest] != 1 || stats.ScrubFailuresTotal[ReasonHeader] == 0 {
 			t.Errorf("%d pages were scrubbed, damage %v", stats.ScrubPagesTotal, stats.ScrubFailuresTotal)
 		}
+		if failures := stats.ScrubFailuresTotal[ReasonDigest] + stats.ScrubFailuresTotal[ReasonHeader]; stats.DamagedPagesTotal[FoundByScrub] != failures {
+			t.Errorf("%v pages are damaged, the scrubber found %d", stats.DamagedPagesTotal, failures)
+		}
 		if took := time.Since(begun).Seconds(); float64(stats.ScrubPagesTotal) > 10*took+20 || stats.ScrubPagesTotal < 50 {
 			t.Errorf("%d pages were scrubbed in %.0f s, at 10 pages a second", stats.ScrubPagesTotal, took)
 		}
@@ -108,6 +111,9 @@ func TestVerifyNamesWhatIsWrong(t *testing.T) {
 	disks[1].Fail(twin.Rule{Operation: twin.Read, Name: format.PayloadName, Err: unix.EIO})
 	if report, err := verify(t.Context()); err != nil || report.Problems != 1 || problems[0].Reason != ReasonIO {
 		t.Errorf("%+v, %v, %+v", report, err, problems)
+	}
+	if stats := r.store.Stats(); stats.DamagedPagesTotal[FoundByVerify] != 3 || stats.DamagedPagesTotal[FoundByRead] != 0 || stats.VerifyPagesTotal != 40+40+38+38 {
+		t.Errorf("%d pages were verified, damaged %v", stats.VerifyPagesTotal, stats.DamagedPagesTotal)
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()

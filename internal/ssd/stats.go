@@ -5,6 +5,7 @@ import (
 
 	"orbitkv/internal/index"
 	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/ssd/journal"
 )
 
 // counters only grow.
@@ -31,13 +32,33 @@ type counters struct {
 	scrubBytes    uint64
 	scrubPasses   uint64
 	scrubFailures map[string]uint64
+	verifyPages   uint64
+	damaged       map[string]uint64
 }
 
 func newCounters() counters {
 	return counters{
 		writeFailures: map[string]uint64{}, writeSkips: map[string]uint64{}, readFailures: map[string]uint64{},
 		evictions: map[string]uint64{}, scrubFailures: map[string]uint64{},
+		damaged: map[string]uint64{FoundByRead: 0, FoundByScrub: 0, FoundByVerify: 0},
 	}
+}
+
+// Who found a page damaged: other bytes than were written, or none.
+const (
+	FoundByRead   = "read"
+	FoundByScrub  = "scrub"
+	FoundByVerify = "verify"
+)
+
+// RecoveryReasons are those of Stats.RecoveryProblems.
+var RecoveryReasons = []string{
+	journal.Torn, journal.Damaged, journal.Stale, journal.Duplicate, journal.UnknownNamespace, journal.OutOfBounds, journal.Overlapping,
+}
+
+// EvictionLabels are those of Stats.EvictionsTotal: the classes, and what drops a page.
+var EvictionLabels = []string{
+	index.Reclaimable.String(), index.Probationary.String(), index.Retained.String(), ReasonDigest, ReasonIO, ReasonShort,
 }
 
 // Stats is every number of the store. Fields that end in Total only grow; the others are what is now. Bytes of pages are padded, without the
@@ -87,6 +108,8 @@ type Stats struct {
 	ScrubBytesTotal        uint64            `json:"scrub_bytes_total"`
 	ScrubPassesTotal       uint64            `json:"scrub_passes_total"` // over a whole volume
 	ScrubFailuresTotal     map[string]uint64 `json:"scrub_failures_total"`
+	VerifyPagesTotal       uint64            `json:"verify_pages_total"`  // that verifications read
+	DamagedPagesTotal      map[string]uint64 `json:"damaged_pages_total"` // by who found them
 }
 
 // VolumeStatus is one volume for people.
@@ -118,6 +141,7 @@ func (s *Store) Stats() Stats {
 		ReadPagesTotal: n.readPages, ReadBytesTotal: n.readBytes, ReadDuration: n.readDuration, ReadFailuresTotal: maps.Clone(n.readFailures),
 		ReadQueuePages: map[string]uint64{}, ReadQueueBytes: s.readQueued, ReadQueueRefusedTotal: n.readRefused, NamespacesRefusedTotal: n.namespaceFull,
 		ScrubPagesTotal: n.scrubPages, ScrubBytesTotal: n.scrubBytes, ScrubPassesTotal: n.scrubPasses, ScrubFailuresTotal: maps.Clone(n.scrubFailures),
+		VerifyPagesTotal: n.verifyPages, DamagedPagesTotal: maps.Clone(n.damaged),
 	}
 	for state := volumeOn; state <= volumeClosed; state++ {
 		stats.Volumes[volumeMachine.names[state]] = 0

@@ -3,6 +3,7 @@ package ssd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 
@@ -33,11 +34,12 @@ type VerifyReport struct {
 	Pages    uint64 `json:"pages"`
 	Bytes    uint64 `json:"bytes"`
 	Problems uint64 `json:"problems"`
+	Dropped  uint64 `json:"dropped"` // of these: they are misses from here on
 }
 
 // Verify reads every page of every volume that is on, and compares digests and header blocks. It keeps to the rate, in bytes a second, when that is not
-// zero, and gives way to every read. A page with wrong bytes is dropped. progress is called after each page. The error is that of ctx, or that the
-// store closes.
+// zero, and gives way to every read. A page with wrong bytes is dropped. progress is called after each page. The error is that of ctx, that the store
+// closes, or which volumes are off: the others are read all the same.
 func (s *Store) Verify(ctx context.Context, rate uint64, report func(Problem), progress func(VerifyReport)) (VerifyReport, error) {
 	var sum VerifyReport
 	s.mu.Lock()
@@ -48,13 +50,18 @@ func (s *Store) Verify(ctx context.Context, rate uint64, report func(Problem), p
 	s.outstanding++ // Close waits
 	s.mu.Unlock()
 	defer s.told(func() {})
+	var unread []error
 	for _, v := range s.volumes {
 		inspect := newInspector(v, rate)
 		err := inspect.pass(ctx, func(bytes uint64, p *Problem) {
+			s.verified(p)
 			sum.Pages++
 			sum.Bytes += bytes
 			if p != nil {
 				sum.Problems++
+				if p.Reason != ReasonHeader {
+					sum.Dropped++
+				}
 				report(*p)
 			}
 			progress(sum)
@@ -62,8 +69,29 @@ func (s *Store) Verify(ctx context.Context, rate uint64, report func(Problem), p
 		if err != nil {
 			return sum, err
 		}
+		unread = append(unread, v.unread())
 	}
-	return sum, ctx.Err()
+	return sum, errors.Join(append(unread, ctx.Err())...)
+}
+
+// unread is the error of a volume of which a pass did not see every page, since it is off.
+func (v *volume) unread() error {
+	v.store.mu.Lock()
+	defer v.store.mu.Unlock()
+	if v.state != volumeOff {
+		return nil
+	}
+	return fmt.Errorf("folder %s is off: not verified: %s", v.name, v.reason)
+}
+
+// verified counts a page that a verification read.
+func (s *Store) verified(p *Problem) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counters.verifyPages++
+	if p != nil {
+		s.counters.damaged[FoundByVerify]++
+	}
 }
 
 // inspector reads the pages of a volume one after the other, behind everybody else.
