@@ -139,7 +139,7 @@ func (r *reader) size(flag string, fallback, least uint64) uint64 {
 func (r *reader) parseSize(flag, text string, least uint64) uint64 {
 	bytes, err := ParseSize(text)
 	if err == nil && bytes < least {
-		err = fmt.Errorf("size %q is below the least of %d bytes", text, least)
+		err = fmt.Errorf("size %q is below the least of %s", text, FormatSize(least))
 		if plain := strings.TrimSpace(text); bytes > 0 && strings.Trim(plain, "0123456789.") == "" {
 			err = fmt.Errorf("%w; a number without a unit counts bytes: write %sgib for GiB", err, plain)
 		}

@@ -68,8 +68,8 @@ func TestWhatIsWrongIsNamedWithItsSource(t *testing.T) {
 	}{
 		{map[string]string{"pool-size": "12x"}, nil, []string{"--pool-size", `"12x"`}},
 		{nil, map[string]string{"ORBITKV_POOL_SIZE": "12x"}, []string{"ORBITKV_POOL_SIZE", `"12x"`}},
-		{map[string]string{"pool-size": "1kb"}, nil, []string{"--pool-size", "4096"}},
-		{map[string]string{"pool-size": "32"}, nil, []string{"--pool-size", "4096", "write 32gib for GiB"}},
+		{map[string]string{"pool-size": "1kb"}, nil, []string{"--pool-size", "4 KiB"}},
+		{map[string]string{"pool-size": "32"}, nil, []string{"--pool-size", "4 KiB", "write 32gib for GiB"}},
 		{map[string]string{"pool-size": ""}, nil, []string{"--pool-size", "not a number"}},
 		{map[string]string{"socket": ""}, map[string]string{"ORBITKV_SOCKET": "/env"}, []string{"--socket", "the path is empty"}},
 		{map[string]string{"admin-token-file": ""}, nil, []string{"--admin-token-file", "the path is empty"}},

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -71,6 +72,9 @@ const (
 	StopTimeout      = "timeout"
 )
 
+// SSDFolderBytesMin is the least share of the capacity that a folder can have: its index takes most of it.
+const SSDFolderBytesMin = 24 << 20
+
 // Keys is every configuration key of Manager and adapters that has an effect.
 var Keys = []Key{
 	{
@@ -139,8 +143,8 @@ var Keys = []Key{
 		Meaning: "Folder for pages that outlive the pool and the Manager. Repeat the flag, or separate paths by colons, for several devices: each page lies on one. The folder is made when the one above it is there. Empty for no SSD tier.",
 	},
 	{
-		Flag: FlagSSDCapacity, Environment: "ORBITKV_SSD_CACHE_CAPACITY", Side: Manager, Unit: "bytes", Default: "512gb", Least: 1 << 20,
-		Meaning: "Bytes on disk of all folders together, index included, which are never passed. Each folder gets an equal share, reserved at the start.",
+		Flag: FlagSSDCapacity, Environment: "ORBITKV_SSD_CACHE_CAPACITY", Side: Manager, Unit: "bytes", Default: "512gb", Least: SSDFolderBytesMin,
+		Meaning: "Bytes on disk of all folders together, index included, which are never passed. Each folder gets an equal share, 24 MiB at least, reserved at the start. Of a share about 18 MiB, and room for a record for each 32 KiB (1.2 % in all), go to the index.",
 	},
 	{
 		Flag: FlagSSDBackend, Environment: "ORBITKV_SSD_BACKEND", Side: Manager, Default: BackendAuto, Words: []string{BackendAuto, BackendUring, BackendPool},
@@ -228,11 +232,19 @@ var Keys = []Key{
 func (k Key) Bounds() string {
 	switch {
 	case k.Most > 0:
-		return fmt.Sprintf("%d to %d", k.Least, k.Most)
+		return fmt.Sprintf("%s to %s", k.bound(k.Least), k.bound(k.Most))
 	case k.Least > 0:
-		return fmt.Sprintf("at least %d", k.Least)
+		return "at least " + k.bound(k.Least)
 	}
 	return strings.Join(k.Words, ", ")
+}
+
+// bound writes a bound: a size for people, any other number as it is.
+func (k Key) bound(n int64) string {
+	if k.Unit == "bytes" {
+		return FormatSize(uint64(n))
+	}
+	return strconv.FormatInt(n, 10)
 }
 
 // Find returns the row of a Manager flag. An unknown flag is a programmer's error and panics.

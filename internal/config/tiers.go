@@ -51,7 +51,7 @@ func (r *reader) ssd() SSD {
 		}
 		return SSD{}
 	}
-	s.CapacityBytes = r.sizeInTable(FlagSSDCapacity)
+	s.CapacityBytes = r.capacity(len(s.Paths))
 	s.Backend = r.word(FlagSSDBackend)
 	s.WriteQueueBatches = r.number(FlagSSDWriteQueue)
 	s.ReadQueueBatches = r.number(FlagSSDReadQueue)
@@ -61,6 +61,15 @@ func (r *reader) ssd() SSD {
 	s.ScrubRate = r.sizeInTable(FlagSSDScrub)
 	s.FaultInjection, _ = r.text(FlagSSDFaults)
 	return s
+}
+
+// capacity reads the capacity of so many folders.
+func (r *reader) capacity(folders int) uint64 {
+	bytes := r.sizeInTable(FlagSSDCapacity)
+	if bytes/uint64(folders) < SSDFolderBytesMin {
+		r.fail(FlagSSDCapacity, fmt.Errorf("%s for %d folders: each needs %s at least: raise the capacity or name fewer folders", FormatSize(bytes), folders, FormatSize(SSDFolderBytesMin)))
+	}
+	return bytes
 }
 
 // readTimeout takes a time with its policy alone: elsewhere it would be written and do nothing.
@@ -114,10 +123,10 @@ func (r *reader) sizeInTable(flag string) uint64 {
 	return bytes
 }
 
-// paths reads a list of paths, absolute and without twins.
+// paths reads a list of paths, absolute and without twins. An empty one has none.
 func (r *reader) paths(flag string) (paths []string) {
 	text, ok := r.text(flag)
-	if !ok {
+	if !ok || text == "" {
 		return nil
 	}
 	for path := range strings.SplitSeq(text, PathSeparator) {

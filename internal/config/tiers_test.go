@@ -18,6 +18,21 @@ func TestTheSSDTierHasDefaultsOnceAFolderIsNamed(t *testing.T) {
 	}
 }
 
+func TestAnEmptyPathIsNoTier(t *testing.T) {
+	cfg, err := Read(from(map[string]string{"ssd-cache-path": ""}), from(map[string]string{"ORBITKV_SSD_CACHE_PATH": "/a"}), 1<<20)
+	if err != nil || !reflect.DeepEqual(cfg.SSD, SSD{}) {
+		t.Errorf("%+v, %v: the flag wins over the environment", cfg.SSD, err)
+	}
+}
+
+func TestBoundsAreTold(t *testing.T) {
+	for flag, want := range map[string]string{FlagReadBatch: "4 KiB to 32 MiB", FlagSSDCapacity: "at least 24 MiB", FlagSSDWrites: "1 to 256", FlagSSDBackend: "auto, uring, pool"} {
+		if got := Find(flag).Bounds(); got != want {
+			t.Errorf("--%s: %q, want %q", flag, got, want)
+		}
+	}
+}
+
 func TestEveryKeyOfTheTiersIsRead(t *testing.T) {
 	flags := map[string]string{
 		"ssd-cache-path": "/a", "ssd-cache-capacity": "1gib", "ssd-backend": "pool", "ssd-write-queue-depth": "3", "ssd-prefetch-queue-depth": "4",
@@ -43,12 +58,13 @@ func TestWhatIsWrongWithATierIsNamedWithItsSource(t *testing.T) {
 		flags, env map[string]string
 		want       []string
 	}{
-		{map[string]string{"ssd-cache-path": ""}, nil, []string{"--ssd-cache-path", "the path is empty"}},
 		{map[string]string{"ssd-cache-path": "/a::/b"}, nil, []string{"--ssd-cache-path", "the path is empty"}},
 		{nil, map[string]string{"ORBITKV_SSD_CACHE_PATH": "/a:/b/../a"}, []string{"ORBITKV_SSD_CACHE_PATH", "/a is named twice"}},
 		{map[string]string{"ssd-write-policy": "all"}, nil, []string{"--ssd-write-policy", "--ssd-cache-path"}},
 		{nil, map[string]string{"ORBITKV_SSD_CACHE_CAPACITY": "1tb"}, []string{"ORBITKV_SSD_CACHE_CAPACITY", "--ssd-cache-path"}},
-		{map[string]string{"ssd-cache-path": "/a", "ssd-cache-capacity": "512"}, nil, []string{"--ssd-cache-capacity", "1048576", "512gib"}},
+		{map[string]string{"ssd-cache-path": "/a", "ssd-cache-capacity": "512"}, nil, []string{"--ssd-cache-capacity", "24 MiB", "512gib"}},
+		{map[string]string{"ssd-cache-path": "/a", "ssd-cache-capacity": "23mib"}, nil, []string{"--ssd-cache-capacity", "24 MiB"}},
+		{map[string]string{"ssd-cache-path": "/a:/b", "ssd-cache-capacity": "47mib"}, nil, []string{"--ssd-cache-capacity", "47 MiB", "2 folders", "24 MiB", "raise the capacity"}},
 		{map[string]string{"ssd-cache-path": "/a", "ssd-backend": "aio"}, nil, []string{"--ssd-backend", `"aio"`, "auto, uring, pool"}},
 		{map[string]string{"ssd-cache-path": "/a", "ssd-write-policy": "some"}, nil, []string{"--ssd-write-policy", "all, reuse"}},
 		{map[string]string{"ssd-cache-path": "/a", "ssd-write-queue-depth": "0"}, nil, []string{"--ssd-write-queue-depth", "1 to 1024"}},
@@ -57,7 +73,7 @@ func TestWhatIsWrongWithATierIsNamedWithItsSource(t *testing.T) {
 		{map[string]string{"ssd-cache-path": "/a", "ssd-prefetch-inflight": "-1"}, nil, []string{"--ssd-prefetch-inflight", "1 to 256"}},
 		{map[string]string{"ssd-cache-path": "/a", "ssd-scrub-rate": "fast"}, nil, []string{"--ssd-scrub-rate", "fast"}},
 		{map[string]string{"query-read-batch": "33mib"}, nil, []string{"--query-read-batch", "32 MiB"}},
-		{map[string]string{"query-read-batch": "1"}, nil, []string{"--query-read-batch", "4096"}},
+		{map[string]string{"query-read-batch": "1"}, nil, []string{"--query-read-batch", "4 KiB"}},
 		{map[string]string{"query-stop-policy": "never"}, nil, []string{"--query-stop-policy", "wait_complete, best_effort, timeout"}},
 		{map[string]string{"query-stop-policy": "timeout"}, nil, []string{"--query-stop-policy", "--query-read-timeout-ms"}},
 		{map[string]string{"query-read-timeout-ms": "5"}, nil, []string{"--query-read-timeout-ms", "--query-stop-policy timeout"}},

@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
     ("options", "words"),
     [
         (["--ssd-cache-capacity", "900tb"], ["reserving", "lower the capacity"]),
-        (["--ssd-cache-capacity", "1mib"], ["raise the capacity"]),
+        (["--ssd-cache-capacity", "1mib"], ["--ssd-cache-capacity", "below the least of 24 MiB"]),
         (["--ssd-cache-capacity", "64mib", "--ssd-fault-injection", "write-einval"], ["invalid argument"]),
         (
             ["--ssd-cache-capacity", "64mib", "--ssd-fault-injection", "sink-ships"],
