@@ -41,6 +41,15 @@ READERS_MAX = 8  # files read at once: a local disk or page cache gives no more 
 FILES_MAX = 65536  # a folder with more weight files than this is not a model
 
 
+def refuse_unread_weights(load_format: str) -> None:
+    """Refuse a load format whose weights do not come from the model's files, unless the operator vouches for them."""
+    if not os.environ.get(FINGERPRINT):
+        raise ConfigurationError(
+            f"the load format {load_format} may take weights from elsewhere than the model's files, so they cannot be "
+            f"told from others: set {FINGERPRINT} to 64 hexadecimal digits that change with the weights"
+        )
+
+
 @dataclass(frozen=True)
 class ModelDigest:
     """The digest of a model's files and what it cost to get it."""

@@ -468,6 +468,16 @@ def test_one_differing_fact_is_another_namespace(
     assert facts(**changes) != facts()
 
 
+def test_weights_from_elsewhere_need_a_fingerprint(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = engine_layers(tensors(), BLOCKS)
+    chosen = config(model=str(model))
+    chosen.load_config.load_format = "tensorizer"
+    with pytest.raises(ConfigurationError, match="ORBITKV_MODEL_FINGERPRINT"):
+        engine.namespace_facts(chosen, caches(full_attention()), layers)
+    monkeypatch.setenv("ORBITKV_MODEL_FINGERPRINT", "ab" * 32)
+    assert engine.namespace_facts(chosen, caches(full_attention()), layers)["weights"] == "ab" * 32
+
+
 @pytest.mark.parametrize("what", ["weights", "release", "scope", "seed", "layers", "digest"])
 def test_one_differing_circumstance_is_another_namespace(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -7,7 +7,6 @@ Facts are strings; two engines whose facts are all equal write equal bytes for e
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from typing import Any
 
@@ -33,7 +32,7 @@ from orbitkv.adapter.facts import config_digest, digest_of
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.settings import Settings
 from orbitkv.errors import ConfigurationError
-from orbitkv.identity import FINGERPRINT, cache_scope, digest_text
+from orbitkv.identity import cache_scope, digest_text, refuse_unread_weights
 from orbitkv.sglang.rank import EngineTensors
 from orbitkv.sglang.tensors import engine_tensors, is_replicated, refuse_pool
 
@@ -199,7 +198,8 @@ def agreed_number(group: Any, world: int) -> int:
 def namespace_facts(ctx: Any, tensors: EngineTensors) -> dict[str, str]:
     """Return the facts of this engine's KV bytes. Reads the weight files unless their digests are known."""
     model, chosen, pool = ctx.model_config, get_model(), pool_of(ctx)
-    refuse_unread_weights(str(chosen.load_format))
+    if str(chosen.load_format) in UNREAD_FORMATS:
+        refuse_unread_weights(str(chosen.load_format))
     target = digest_of(model.model_path, model.revision)
     log.info("%s", target.describe())
     runner = ctx.tp_worker.model_runner
@@ -237,15 +237,6 @@ def speculation_facts() -> dict[str, str]:
         "speculation": str(spec.speculative_algorithm),
         "draft_weights": digest_of(draft, spec.speculative_draft_model_revision).hex if draft else "",
     }
-
-
-def refuse_unread_weights(load_format: str) -> None:
-    """Refuse weights that do not come from the model's files, unless the operator vouches for them."""
-    if load_format in UNREAD_FORMATS and not os.environ.get(FINGERPRINT):
-        raise ConfigurationError(
-            f"the load format {load_format} takes weights from elsewhere than the model's files, so they cannot be "
-            f"told from others: set {FINGERPRINT} to 64 hexadecimal digits that change with the weights"
-        )
 
 
 def scales_digest(path: str | None) -> str:

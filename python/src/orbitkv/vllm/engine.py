@@ -23,7 +23,7 @@ from orbitkv.adapter.attachment import RankPlace
 from orbitkv.adapter.facts import config_digest, digest_of
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.errors import ConfigurationError
-from orbitkv.identity import cache_scope, digest_text
+from orbitkv.identity import cache_scope, digest_text, refuse_unread_weights
 from orbitkv.transfer import DIGEST_FORMAT, is_verified
 from orbitkv.vllm.scheduler import Geometry
 from orbitkv.vllm.worker import EngineLayers
@@ -31,6 +31,21 @@ from orbitkv.vllm.worker import EngineLayers
 TESTED_RELEASES = ("0.29.0",)
 REPLICATED_SPECS = (MLAAttentionSpec,)
 FULL_SPECS = (FullAttentionSpec, MLAAttentionSpec)
+# Load formats that read the files of the model's path (vllm/model_executor/model_loader/__init__.py), or none at all.
+READ_FORMATS = (
+    "auto",
+    "hf",
+    "dummy",
+    "fastsafetensors",
+    "instanttensor",
+    "mistral",
+    "npcache",
+    "pt",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "safetensors",
+    "sharded_state",
+)
 DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "medusa", "mlp_speculator", "suffix")  # methods whose drafts cache nothing
 
 log = logging.getLogger(LOGGER)
@@ -146,6 +161,8 @@ def with_replica(name: str, parallel: Any) -> str:
 def namespace_facts(config: Any, caches: Any, layers: EngineLayers) -> dict[str, str]:
     """Return the facts of this engine's KV bytes. Reads the weight files unless their digests are known."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    if str(config.load_config.load_format) not in READ_FORMATS:
+        refuse_unread_weights(str(config.load_config.load_format))
     target = digest_of(model.model, model.revision)
     log.info("%s", target.describe())
     facts = {
