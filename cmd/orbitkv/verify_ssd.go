@@ -176,7 +176,7 @@ func verifyFolder(ctx context.Context, path string, rebuild bool, rate uint64, o
 			return inUse(err)
 		}
 	}
-	store, err := ssd.Open(ssd.Config{
+	store, err := ssd.Open(ssd.Config{ // without a capacity it only looks
 		Volumes: []ssd.VolumeConfig{{FS: folder}}, Backend: config.BackendPool,
 		Memory: func(uint64, uint64) []byte { panic("verifying a folder reads no page into the pool") },
 	})
@@ -191,11 +191,17 @@ func verifyFolder(ctx context.Context, path string, rebuild bool, rate uint64, o
 	out.end = &admin.SSDEnd{}
 	found, err := store.Verify(ctx, rate, func(p ssd.Problem) { out.problem(admin.ProblemOf(p)) }, out.tellOf(sum(stats.Pages)))
 	*out.end = admin.EndOf(found, err)
+	if found.Dropped > 0 {
+		out.say(fmt.Sprintf("%s: %d damaged pages are forgotten: they are misses from here on, and the next run does not find them", folder.Name(), found.Dropped))
+	}
 	return nil
 }
 
 // inUse adds what to do about a folder that has a Manager.
 func inUse(err error) error {
+	if !errors.Is(err, ssd.ErrInUse) {
+		return err
+	}
 	return fmt.Errorf("%w; `orbitkv verify --ssd` asks a Manager that runs", err)
 }
 

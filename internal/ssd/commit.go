@@ -17,7 +17,7 @@ func (v *volume) commit() {
 	s := v.store
 	s.mu.Lock()
 	defer s.leave()
-	for v.toCommit() {
+	for !s.config.looks() && v.toCommit() {
 		v.sweep()
 		if !v.commitGroup() {
 			return
@@ -26,8 +26,15 @@ func (v *volume) commit() {
 			return
 		}
 	}
-	if v.on() {
+	if v.awaitLook(); v.on() && (!s.config.looks() || v.forgotten > 0) {
 		v.compact()
+	}
+}
+
+// awaitLook waits for the end of a store that only looks: its one commit is the last.
+func (v *volume) awaitLook() {
+	for v.store.config.looks() && v.on() && !v.store.closing {
+		v.await()
 	}
 }
 

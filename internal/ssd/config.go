@@ -41,7 +41,7 @@ const (
 // Config is what a Store is made with. A zero field takes its default.
 type Config struct {
 	Volumes             []VolumeConfig
-	CapacityBytes       uint64                              // hard limit of the bytes on disk of all volumes, each of which has an equal share; zero takes volumes as large as they are, and makes none
+	CapacityBytes       uint64                              // hard limit of the bytes on disk of all volumes, each of which has an equal share; zero only looks: it takes volumes as they are, makes and writes nothing, and changes the index log only to forget pages that are damaged
 	Backend             string                              // auto, uring or pool; see package blockio
 	ReadInflight        int                                 // pages that a volume reads at a time
 	ReadQueueBytes      uint64                              // of pages that wait to be read, and at least one page
@@ -111,6 +111,9 @@ func (cfg *Config) check() error {
 	}
 	return nil
 }
+
+// looks says whether the store only reads what is there.
+func (cfg *Config) looks() bool { return cfg.CapacityBytes == 0 }
 
 // share is the part of the capacity that each volume has, in bytes.
 func (cfg *Config) share() uint64 { return cfg.CapacityBytes / uint64(len(cfg.Volumes)) }

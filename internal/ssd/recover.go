@@ -44,8 +44,10 @@ func (s *Store) openVolumes() error {
 			s.leave()
 			continue
 		}
-		s.config.Log.Info("a volume of the SSD cache is open", "volume", v.name, "engine", v.engine.Name(), "engine_reason", v.engineReason,
-			"pages", v.index.Count(index.Sealed), "payload_bytes", v.payloadBytes, "capacity_bytes", v.capacity)
+		if v.engine != nil {
+			s.config.Log.Info("a volume of the SSD cache is open", "volume", v.name, "engine", v.engine.Name(), "engine_reason", v.engineReason,
+				"pages", v.index.Count(index.Sealed), "payload_bytes", v.payloadBytes, "capacity_bytes", v.capacity)
+		}
 	}
 	s.recovered.took = s.config.Now().Sub(begun)
 	if len(troubles) == len(s.volumes) {
@@ -54,6 +56,9 @@ func (s *Store) openVolumes() error {
 	return nil
 }
 
+// ErrInUse says that a folder has its Manager, or another verification.
+var ErrInUse = errors.New("another process has the folder")
+
 // refusal is a folder that must not be touched.
 type refusal struct{ error }
 
@@ -61,8 +66,39 @@ func (r refusal) Unwrap() error { return r.error }
 
 func refuse(format string, args ...any) error { return refusal{fmt.Errorf(format, args...)} }
 
-// open takes the folder, brings the payload to its size, tries the I/O and reads the index log.
+// open takes the folder and reads the index log.
 func (v *volume) open() error {
+	if v.store.config.looks() {
+		return v.examine()
+	}
+	return v.use()
+}
+
+// examine opens a volume to look at it.
+func (v *volume) examine() error {
+	super, err := v.openPayload()
+	if err != nil {
+		return err
+	}
+	v.payloadBytes, v.pagesMax = super.PayloadBytes, math.MaxUint64
+	var state journal.State
+	v.journal, state, err = journal.Examine(v.fs, v.id, journal.Limits{PayloadBytes: v.payloadBytes})
+	if errors.Is(err, journal.ErrNoLog) {
+		return refuse("%s; a Manager that serves it begins empty and writes over them (%w)", v.unindexed(), err)
+	}
+	if err != nil {
+		return err
+	}
+	return v.load(&state)
+}
+
+// unindexed says what a folder without a valid index may hold, and how to find it.
+func (v *volume) unindexed() string {
+	return fmt.Sprintf("the folder has a payload and no valid index: it may hold pages; `orbitkv verify --ssd-cache-path %s --rebuild-index` finds them", v.fs.Name())
+}
+
+// use takes the folder, brings the payload to its size, tries the I/O and reads the index log.
+func (v *volume) use() error {
 	super, err := v.openPayload()
 	if err != nil {
 		return err
@@ -77,6 +113,10 @@ func (v *volume) open() error {
 	if v.journal, state, err = journal.Open(v.fs, v.id, journal.Limits{PayloadBytes: v.payloadBytes}); err != nil {
 		return err
 	}
+	if state.Anew && !v.made {
+		v.store.config.Log.Warn("a volume of the SSD cache begins empty and is written over: stop the Manager now if its pages matter", "volume", v.name,
+			"reason", v.unindexed())
+	}
 	return v.load(&state)
 }
 
@@ -84,8 +124,8 @@ func (v *volume) open() error {
 // as it is.
 func (v *volume) openPayload() (super format.Superblock, err error) {
 	_, exists, err := v.superblock()
-	if err == nil && !exists && v.store.config.CapacityBytes == 0 {
-		err = refuse("the folder has no file named %s: it is no volume of OrbitKV", format.SuperblockName)
+	if err == nil && v.store.config.looks() {
+		err = v.complete(exists)
 	}
 	if err == nil {
 		err = v.lock()
@@ -101,6 +141,18 @@ func (v *volume) openPayload() (super format.Superblock, err error) {
 	return super, err
 }
 
+// complete refuses a folder that lacks a file without which there is nothing to look at.
+func (v *volume) complete(superblock bool) error {
+	if !superblock {
+		return refuse("the folder has no file named %s: it is no volume of OrbitKV", format.SuperblockName)
+	}
+	exists, err := v.fs.Exists(format.PayloadName)
+	if err == nil && !exists {
+		err = refuse("the folder has no file named %s: its pages are gone; remove the files of this folder to begin with an empty cache", format.PayloadName)
+	}
+	return err
+}
+
 // lock takes the folder, by the lock of the descriptor that does the I/O: what a killed process still has under way keeps it, and so for a moment does
 // the kernel's tidying after it. That is waited for, so that whoever starts a Manager anew need not try twice.
 func (v *volume) lock() (err error) {
@@ -112,7 +164,7 @@ func (v *volume) lock() (err error) {
 			return err
 		}
 		if time.Since(begun) >= lockWait {
-			return refuse("another process has the folder: stop it, or name another folder; every Manager needs one of its own")
+			return refuse("%w: stop it, or name another folder; every Manager needs one of its own", ErrInUse)
 		}
 	}
 }
@@ -161,6 +213,7 @@ func (v *volume) makeSuperblock() (super format.Superblock, err error) {
 	if size > 0 {
 		return super, foreign(format.PayloadName)
 	}
+	v.made = true
 	crand.Read(super.Volume[:])
 	super.PayloadBytes, _ = layOut(v.capacity)
 	return super, v.writeSuperblock(super)
@@ -190,9 +243,6 @@ func (v *volume) writeSuperblock(super format.Superblock) error {
 // resize brings the payload to the size that the capacity gives it. Pages beyond a smaller one are lost, and their records say so when they are read.
 func (v *volume) resize(super format.Superblock) error {
 	v.payloadBytes, v.pagesMax = layOut(v.capacity)
-	if v.store.config.CapacityBytes == 0 {
-		v.payloadBytes, v.pagesMax = super.PayloadBytes, math.MaxUint64
-	}
 	size, err := v.payload.Size()
 	if err != nil {
 		return err
@@ -261,7 +311,7 @@ func (v *volume) fit() (err error) {
 	for v.index.Count(index.Sealed) > v.pagesMax && v.evict() > 0 {
 	}
 	v.demote()
-	if v.journal.Due(int(v.index.Count(index.Sealed))) {
+	if !s.config.looks() && v.journal.Due(int(v.index.Count(index.Sealed))) {
 		order := v.order()
 		s.leave()
 		err = v.journal.Compact(v.snapshot(order))

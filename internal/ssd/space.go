@@ -126,6 +126,7 @@ func (v *volume) discard(h index.Handle, reason string) {
 		return
 	}
 	v.store.counters.evictions[reason]++
+	v.forgotten++
 	v.retire(page, true)
 	v.hurry()
 }

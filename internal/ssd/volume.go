@@ -24,6 +24,7 @@ type volume struct {
 	capacity uint64 // its share, bytes
 	pagesMax uint64 // pages that the index log has room for
 	id       [16]byte
+	made     bool // by this store
 
 	payload      vfs.File
 	payloadBytes uint64
@@ -42,6 +43,7 @@ type volume struct {
 	classBytes [len(index.Classes)]uint64 // extents of pages that can be read
 	readers    map[index.Handle]int       // of pages that are being read
 	lastNumber uint32                     // that a namespace got in the log
+	forgotten  uint64                     // pages that were damaged
 	mustSweep  bool                       // pages of dead lives may be in the index
 	ops        []op                       // for the next commit
 	limbo      uint64                     // bytes of extents that come back with it

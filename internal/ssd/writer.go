@@ -38,7 +38,7 @@ func (s *Store) Write(w Write) bool {
 func (s *Store) admit(w *Write, bytes uint64) (*volume, string) {
 	ns := s.namespaces[w.Namespace]
 	switch {
-	case s.closing:
+	case s.closing || s.config.looks():
 		return nil, SkipOff
 	case ns == nil || bytes != ns.pageBytes || bytes == 0 || bytes > PageBytesMax || bytes%format.Granule != 0:
 		return nil, SkipUnknown

@@ -33,7 +33,11 @@ type State struct {
 	Problems   map[string]uint64 // reason to count
 	Records    uint64            // records that the log had room for
 	Bytes      int64             // size of the log
+	Anew       bool              // there was no valid log: an empty one was made
 }
+
+// ErrNoLog says that there is no index log, or that its header is damaged, so that nothing of it counts.
+var ErrNoLog = errors.New("there is no valid index")
 
 // ErrOtherVolume says that an index log belongs to another volume than the folder it lies in.
 var ErrOtherVolume = errors.New("the index log belongs to another volume")
@@ -42,24 +46,32 @@ var ErrOtherVolume = errors.New("the index log belongs to another volume")
 // any problem is replaced by one that says what was found good: the next commit never stands behind bytes that nobody understood, and each problem
 // is counted once. A log that another volume or a newer version wrote is an error and stays as it is.
 func Open(fs vfs.FS, volume [16]byte, limits Limits) (*Journal, State, error) {
+	return openLog(fs, volume, limits, (*Journal).recover)
+}
+
+// Examine is Open for whoever only looks: it makes and changes nothing, so that the next one finds the same problems, and where there is no valid log it
+// fails with ErrNoLog. What the journal is told goes into the log with a Compact alone.
+func Examine(fs vfs.FS, volume [16]byte, limits Limits) (*Journal, State, error) {
+	return openLog(fs, volume, limits, (*Journal).read)
+}
+
+func openLog(fs vfs.FS, volume [16]byte, limits Limits, load func(*Journal, Limits, *State) error) (*Journal, State, error) {
 	j := &Journal{fs: fs, volume: volume, namespaces: newTable(nil)}
 	j.startAbove(0)
 	state := State{Problems: map[string]uint64{}}
 	exists, err := fs.Exists(format.IndexName)
+	if err == nil && exists {
+		j.file, err = fs.Open(format.IndexName, vfs.Buffered)
+	}
 	if err != nil {
 		return nil, State{}, err
 	}
-	if !exists {
-		if err := j.replace(j.snapshot(nothing)); err != nil {
-			return nil, State{}, err
+	if err := load(j, limits, &state); err != nil {
+		err = remedied(fs, err)
+		if j.file != nil {
+			err = errors.Join(err, j.file.Close())
 		}
-		return j, state, nil
-	}
-	if j.file, err = fs.Open(format.IndexName, vfs.Buffered); err != nil {
 		return nil, State{}, err
-	}
-	if err := j.recover(limits, &state); err != nil {
-		return nil, State{}, errors.Join(remedied(fs, err), j.file.Close())
 	}
 	return j, state, nil
 }
@@ -68,6 +80,23 @@ func nothing(func(Put) bool) {}
 
 // recover reads the log into the state and makes the journal ready to append.
 func (j *Journal) recover(limits Limits, state *State) error {
+	switch err := j.read(limits, state); {
+	case errors.Is(err, ErrNoLog):
+		state.Anew = true
+		return j.replace(j.snapshot(nothing))
+	case err != nil:
+		return err
+	case len(state.Problems) > 0:
+		return j.Compact(slices.Values(state.Puts))
+	}
+	return j.settle()
+}
+
+// read reads the log into the state.
+func (j *Journal) read(limits Limits, state *State) error {
+	if j.file == nil {
+		return ErrNoLog
+	}
 	size, err := j.file.Size()
 	if err != nil {
 		return err
@@ -77,7 +106,7 @@ func (j *Journal) recover(limits Limits, state *State) error {
 	switch {
 	case errors.Is(err, format.ErrShort), errors.Is(err, format.ErrForeign), errors.Is(err, format.ErrChecksum), errors.Is(err, format.ErrMalformed):
 		state.Problems[Header]++
-		return j.replace(j.snapshot(nothing))
+		return fmt.Errorf("%w: %w", ErrNoLog, err)
 	case err != nil:
 		return err
 	case header.Volume != j.volume:
@@ -92,10 +121,7 @@ func (j *Journal) recover(limits Limits, state *State) error {
 	j.generation, j.records = header.Generation, state.Records
 	j.startAbove(r.sequence)
 	j.cleared = header.Cleared
-	if len(state.Problems) > 0 {
-		return j.Compact(slices.Values(state.Puts))
-	}
-	return j.settle()
+	return nil
 }
 
 // startAbove lets sequences begin above all that were ever given out: the highest that is recorded, and those of pages that no record tells of, since
