@@ -44,9 +44,12 @@ func (o SSDOptions) checkStore() error {
 		return errors.New("--pages and --engines need one value each at least")
 	}
 	for _, page := range o.Pages {
-		if page < diskAlign || page%diskAlign != 0 || page > blockBytesMax || storeShare*page > o.FileBytes {
-			return fmt.Errorf("--pages has %d bytes: give multiples of %d up to %d, of which --size holds %d at least", page, diskAlign, blockBytesMax, storeShare)
+		if page < diskAlign || page%diskAlign != 0 || page > blockBytesMax {
+			return fmt.Errorf("--pages has %d bytes: give multiples of %s up to %s", page, sizeName(diskAlign), sizeName(blockBytesMax))
 		}
+	}
+	if largest := slices.Max(o.Pages); storeShare*largest > o.FileBytes {
+		return o.tooSmall(largest)
 	}
 	for _, engine := range o.Engines {
 		if !slices.Contains(storeEngines, engine) {
@@ -61,6 +64,24 @@ func (o SSDOptions) checkStore() error {
 	}
 	return nil
 }
+
+// tooSmall says what to give where the file does not hold a store of the largest pages, which may be nobody's choice but the default.
+func (o SSDOptions) tooSmall(largest uint64) error {
+	err := fmt.Errorf("%s is too small for pages of %s: give --size %s", sizeName(o.FileBytes), sizeName(largest), asFlag((storeShare*largest+layBlock-1)/layBlock*layBlock))
+	var fit []string
+	for _, page := range o.Pages {
+		if storeShare*page <= o.FileBytes {
+			fit = append(fit, asFlag(page))
+		}
+	}
+	if len(fit) > 0 {
+		err = fmt.Errorf("%w, or --pages %s", err, strings.Join(fit, ","))
+	}
+	return err
+}
+
+// asFlag writes whole KiB as a flag takes them.
+func asFlag(bytes uint64) string { return strings.ToLower(strings.ReplaceAll(sizeName(bytes), " ", "")) }
 
 // Bounds of the store's own sections.
 const (

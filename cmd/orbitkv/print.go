@@ -61,7 +61,8 @@ func printSSD(table io.Writer, s admin.Status) {
 		stats.ScrubPagesTotal, stats.VerifyPagesTotal, sum(stats.DamagedPagesTotal),
 		stats.DamagedPagesTotal[ssd.FoundByRead], stats.DamagedPagesTotal[ssd.FoundByScrub], stats.DamagedPagesTotal[ssd.FoundByVerify])
 	for _, v := range s.SSD.Volumes {
-		fmt.Fprintf(table, "ssd folder\t%s %s, %s used of %s, by %s\n", oneLine(v.Name), v.State, share(v.UsedBytes, v.PayloadBytes), config.FormatSize(v.CapacityBytes), engine(v))
+		fmt.Fprintf(table, "ssd folder\t%s %s, %s of %s for pages; %s reserved; by %s\n", oneLine(v.Name), v.State, share(v.UsedBytes, v.PayloadBytes),
+			config.FormatSize(v.PayloadBytes), config.FormatSize(v.CapacityBytes), engine(v))
 	}
 }
 

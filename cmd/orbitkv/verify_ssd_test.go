@@ -57,7 +57,7 @@ func TestAnSSDShowsInTheStatus(t *testing.T) {
 	if err := printStatus(&out, status); err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"3 pages (2 retained)", "5 found at the start", "7 pages by the scrubber", "4 damaged (1 found by reads, 0 by the scrubber, 3 by verifications)", "/very/" + strings.Repeat("long", 20), "off, 0 B", "pool (no ring: EPERM)"} {
+	for _, part := range []string{"3 pages (2 retained)", "5 found at the start", "7 pages by the scrubber", "4 damaged (1 found by reads, 0 by the scrubber, 3 by verifications)", "/very/" + strings.Repeat("long", 20), "off, 0 B", "0 B (0.0 %) of 512 MiB for pages; 1 GiB reserved", "pool (no ring: EPERM)"} {
 		if !strings.Contains(out.String(), part) {
 			t.Errorf("%q is not in\n%s", part, &out)
 		}
