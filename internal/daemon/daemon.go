@@ -264,7 +264,7 @@ func (m *Manager) stop() error {
 		errs = append(errs, m.sessions.Close())
 	}
 	if m.tier != nil {
-		m.log.Info("closing the SSD tier: what was submitted to the disk is waited for")
+		m.log.Info("closing the SSD tier: what waits to be written is written, as long as that takes a few seconds")
 		errs = append(errs, m.tier.close())
 	}
 	if m.views != nil {
@@ -278,10 +278,14 @@ func (m *Manager) stop() error {
 
 // clear empties the cache. With an SSD it returns when no restart brings the pages back, or says that one may: whoever clears since weights have changed
 // relies on it.
-func (m *Manager) clear() (cache.CleanupReport, error) {
-	report := m.cache.Clear()
+func (m *Manager) clear() (admin.ClearReport, error) {
 	if m.tier == nil {
-		return report, nil
+		return admin.ClearReport{CleanupReport: m.cache.Clear()}, nil
+	}
+	stored := m.tier.store.Stats()
+	report := admin.ClearReport{CleanupReport: m.cache.Clear(), SSDBytes: stored.StoredBytes}
+	for _, pages := range stored.Pages {
+		report.SSDPages += pages
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), clearWait)
 	defer cancel()

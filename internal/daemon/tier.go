@@ -110,7 +110,7 @@ func tellRecovered(log *slog.Logger, found ssd.Stats) {
 		"records_not_used", problems, "problems", found.RecoveryProblems)
 }
 
-// close waits for what was submitted. No session may be open any more.
+// close writes what is queued, for a bounded time, and waits for what was submitted. No session may be open any more.
 func (t *tier) close() error {
 	t.demands.stop()
 	return t.store.Close()

@@ -44,7 +44,7 @@ func (v *volume) toCommit() bool {
 		if v.urgent || v.groupIsDue() {
 			return true
 		}
-		if v.store.closing && v.unrecorded == 0 && !v.filling && v.reading+v.checking == 0 {
+		if v.store.closing && v.waiting.len() == 0 && v.unrecorded == 0 && !v.filling && v.reading+v.checking == 0 {
 			return len(v.ops) > 0
 		}
 		v.awaited = v.awaited || v.store.closing

@@ -26,6 +26,7 @@ const (
 	PageBytesMax     = 4 << 30                // padded
 	groupPagesMax    = 1024                   // pages of one group commit
 	groupWait        = 200 * time.Millisecond // how long a page that was written waits for others to join its commit
+	drainWait        = 5 * time.Second        // how long Close writes what is queued
 	failuresInARow   = 5                      // failed transfers of one direction after which a volume is off
 	unclaimedFor     = 24 * time.Hour         // how long pages of an epoch that nobody registers are kept
 	retainedPercent  = 80                     // of a volume's payload: the most that retained pages hold

@@ -47,6 +47,7 @@ type Store struct {
 	outstanding int                // reads and writes whose Done has not returned
 	largestPage uint64             // of the namespaces that were ever registered, bytes
 	closing     bool
+	drained     bool // pages that wait to be written end unwritten
 
 	submissions []submission // to be handed over when the mutex is given up
 	ends        []func()     // calls of Done, by a goroutine of their own then
@@ -279,8 +280,8 @@ func (s *Store) AwaitClear(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Close waits for everything that was submitted, makes durable what was written, and leaves in each index log what is stored in the order of its use.
-// Reads and writes that have not begun end with the reason closed.
+// Close writes what is queued, for drainWait at most, waits for everything that was submitted, makes durable what was written, and leaves in each index
+// log what is stored in the order of its use. Reads that have not begun end with the reason closed, and so do writes that were not reached.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closing {
@@ -290,10 +291,12 @@ func (s *Store) Close() error {
 	s.closing = true
 	s.halt()
 	for _, v := range s.volumes {
-		v.refuse(ReasonClosed)
+		v.refuseReads(ReasonClosed)
 		v.changed.Broadcast()
 	}
 	s.leave()
+	end := time.AfterFunc(drainWait, s.endDrain)
+	defer end.Stop()
 	s.tasks.Wait()
 	for _, v := range s.volumes {
 		v.tasks.Wait()
@@ -302,10 +305,29 @@ func (s *Store) Close() error {
 	for s.outstanding > 0 {
 		s.idle.Wait()
 	}
+	unwritten := s.counters.writeFailures[ReasonClosed]
 	s.mu.Unlock()
 	close(s.checks)
 	s.checkers.Wait()
-	return s.shut()
+	err := s.shut()
+	if unwritten > 0 {
+		s.config.Log.Warn("SSD tier closed: the disk was too slow for the pages that waited in its queue, they are computed again", "pages_not_written", unwritten,
+			"waited", drainWait)
+	} else {
+		s.config.Log.Info("SSD tier closed", "pages_not_written", unwritten)
+	}
+	return err
+}
+
+// endDrain lets go what Close would write still.
+func (s *Store) endDrain() {
+	s.mu.Lock()
+	defer s.leave()
+	s.drained = true
+	for _, v := range s.volumes {
+		v.refuseWrites(ReasonClosed)
+		v.changed.Broadcast()
+	}
 }
 
 // shut closes what the volumes have open. No transfer is under way.

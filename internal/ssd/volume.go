@@ -162,6 +162,11 @@ func (v *volume) erase() {
 
 // refuse ends everything that has not begun.
 func (v *volume) refuse(reason string) {
+	v.refuseReads(reason)
+	v.refuseWrites(reason)
+}
+
+func (v *volume) refuseReads(reason string) {
 	for p := range v.reads {
 		for v.reads[p].len() > 0 {
 			r := v.reads[p].pop()
@@ -169,6 +174,9 @@ func (v *volume) refuse(reason string) {
 			v.endRead(r, reason)
 		}
 	}
+}
+
+func (v *volume) refuseWrites(reason string) {
 	for v.waiting.len() > 0 {
 		w := v.waiting.pop()
 		v.waitingBytes -= w.bytes

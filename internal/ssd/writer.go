@@ -176,7 +176,7 @@ func (v *volume) refuses(w *write) string {
 		return ReasonOff
 	case w.life.dead:
 		return ReasonDropped
-	case v.store.closing:
+	case v.store.drained:
 		return ReasonClosed
 	}
 	return ""
