@@ -37,7 +37,7 @@ type Config struct {
 	Token   *Token
 	Status  func() Status
 	Verify  func() []cache.Violation
-	Clear   func() (cache.CleanupReport, error)
+	Clear   func() (ClearReport, error)
 	Cleanup func() cache.CleanupReport
 	Metrics prometheus.Gatherer
 	Refused *prometheus.CounterVec // what found a bound of the server reached, by bound
@@ -154,7 +154,9 @@ func (s *Server) handler() http.Handler {
 		MaxRequestsInFlight: scrapesMax, ErrorLog: slog.NewLogLogger(s.config.Log.Handler(), slog.LevelWarn),
 	}))
 	mux.HandleFunc("POST /cache/clear", s.verb("cache cleared", s.config.Clear))
-	mux.HandleFunc("POST /cache/memory/cleanup", s.verb("memory cleaned up", func() (cache.CleanupReport, error) { return s.config.Cleanup(), nil }))
+	mux.HandleFunc("POST /cache/memory/cleanup", s.verb("memory cleaned up", func() (ClearReport, error) {
+		return ClearReport{CleanupReport: s.config.Cleanup()}, nil
+	}))
 	return s.bounded(s.local(mux))
 }
 
@@ -236,24 +238,34 @@ type Cleanup struct {
 	EvictedBytes          uint64 `json:"evicted_bytes"`           // their padded footprint
 	ReclaimedBytes        uint64 `json:"reclaimed_bytes"`         // of it: free at once
 	StillReferencedBlocks uint64 `json:"still_referenced_blocks"` // of them: pages that a lease holds; their bytes come back with its end
+	SSDPages              uint64 `json:"ssd_pages"`               // pages that left the SSD
+	SSDBytes              uint64 `json:"ssd_bytes"`               // their padded footprint
+}
+
+// ClearReport is what emptying memory, and the SSD where it is emptied too, did.
+type ClearReport struct {
+	cache.CleanupReport
+	SSDPages, SSDBytes uint64 // that could be read when the clear began
 }
 
 // verb guards a change of state with the token.
-func (s *Server) verb(what string, act func() (cache.CleanupReport, error)) http.HandlerFunc {
+func (s *Server) verb(what string, act func() (ClearReport, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !s.allowed(r) {
 			s.demandToken(w, "this changes state")
 			return
 		}
 		report, err := act()
-		s.config.Log.Info(what, "evicted_pages", report.EvictedPages, "reclaimed_bytes", report.ReclaimedBytes, "still_referenced_pages", report.StillReferencedPages, "error", err)
+		s.config.Log.Info(what, "evicted_pages", report.EvictedPages, "reclaimed_bytes", report.ReclaimedBytes, "still_referenced_pages", report.StillReferencedPages, "ssd_pages", report.SSDPages, "ssd_bytes", report.SSDBytes)
 		if err != nil {
+			s.config.Log.Warn(what+", but not on every folder of the SSD", "error", err)
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		writeJSON(w, http.StatusOK, Cleanup{
 			EvictedBlocks: report.EvictedPages, EvictedBytes: report.EvictedBytes,
 			ReclaimedBytes: report.ReclaimedBytes, StillReferencedBlocks: report.StillReferencedPages,
+			SSDPages: report.SSDPages, SSDBytes: report.SSDBytes,
 		})
 	}
 }

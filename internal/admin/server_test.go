@@ -51,7 +51,9 @@ func newRig(t *testing.T) *rig {
 	}
 	r.server, err = Listen(Config{
 		Address: "127.0.0.1:0", Token: r.token, Metrics: registry, Refused: refused, Log: slog.New(slog.DiscardHandler), Cleanup: act,
-		Clear: func() (cache.CleanupReport, error) { return act(), r.uncleared },
+		Clear: func() (ClearReport, error) {
+			return ClearReport{CleanupReport: act(), SSDPages: 5, SSDBytes: 6}, r.uncleared
+		},
 		Status: func() Status {
 			lost, _ := r.socketError.Load().(string)
 			return Status{Health: "ok", SocketError: lost, Pool: Pool{ConfiguredBytes: 10, PopulatedBytes: r.populated.Load()}}
@@ -142,7 +144,7 @@ func TestVerbsNeedTheToken(t *testing.T) {
 	}
 	_, body := r.ask("POST", "/cache/clear", "Bearer "+secret)
 	var got Cleanup
-	if err := json.Unmarshal([]byte(body), &got); err != nil || got != (Cleanup{1, 2, 3, 4}) {
+	if err := json.Unmarshal([]byte(body), &got); err != nil || got != (Cleanup{1, 2, 3, 4, 5, 6}) {
 		t.Errorf("%q: %v", body, err)
 	}
 	r.want("POST", "/cache/memory/cleanup", "Bearer "+secret, 200, `"still_referenced_blocks": 4`)

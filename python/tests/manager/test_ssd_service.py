@@ -204,9 +204,11 @@ def test_a_capacity_below_one_page_stores_nothing_and_serves(start_manager: Star
 def test_clear_empties_the_ssd_for_good_and_cleanup_does_not(start: Start) -> None:
     manager = start()
     fill(manager)
-    manager.verb("/cache/memory/cleanup")
+    assert manager.verb("/cache/memory/cleanup")["ssd_pages"] == 0
     assert tier.stored(manager) == PAGES
-    manager.verb("/cache/clear")
+    cleared = manager.verb("/cache/clear")
+    assert cleared["ssd_pages"] == PAGES
+    assert cleared["ssd_bytes"] >= PAGES
     assert tier.stored(manager) == 0
     with Replica(manager.socket, "one") as replica:
         assert replica.restore(KEYS) == 0
