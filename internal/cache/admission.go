@@ -65,7 +65,7 @@ func (c *Cache) offerSaved(ns *namespace) {
 	c.scratch.saved = c.scratch.saved[:0]
 }
 
-// wantedByTier says whether the tier would take a page, and counts why not.
+// wantedByTier says whether the tier lacks a page, and counts why not.
 func (c *Cache) wantedByTier(ns *namespace, group uint16, key *wire.Key) bool {
 	tier := c.config.Tier
 	switch {

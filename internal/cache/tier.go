@@ -18,7 +18,7 @@ type Tier interface {
 	Drop(namespace uint32, group uint16, key *wire.Key)
 	// Stored says whether a page is complete in the tier and can be read.
 	Stored(namespace uint32, group uint16, key *wire.Key) bool
-	// Wanted says whether Write would take a page: it is neither stored nor being written.
+	// Wanted says whether a page is neither stored nor being written. Whatever else stands against it, such as a tier that is off, Write says and counts.
 	Wanted(namespace uint32, group uint16, key *wire.Key) bool
 	// Read begins to read a page into its parts; false when it is not stored or no more reads can be queued: nothing happened then.
 	Read(t TierPage, priority ReadPriority) bool

@@ -21,7 +21,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -181,12 +180,13 @@ func (s *Store) Stored(handle uint32, group uint16, key *Key) bool {
 	return found
 }
 
-// Wanted says whether Write would take a page as far as the page itself goes: it is neither stored nor being written.
+// Wanted says whether Write would take a page as far as the page itself goes: it is neither stored nor being written. Write says, and counts, what else
+// stands against it.
 func (s *Store) Wanted(handle uint32, group uint16, key *Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ns := s.namespaces[handle]
-	if ns == nil || s.closing || !slices.ContainsFunc(s.volumes, (*volume).on) {
+	if ns == nil {
 		return false
 	}
 	if _, _, found := s.find(ns, group, key); found {
