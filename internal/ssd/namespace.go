@@ -138,16 +138,22 @@ func (s *Store) dropUnclaimed() bool {
 // first victims.
 func (ns *namespace) abandoned() bool { return ns.epoch != 0 && !ns.claimed }
 
-// keep drops what nobody came back for.
+// keep drops what nobody came back for, and looks whether the files are there.
 func (s *Store) keep() {
 	ticker := time.NewTicker(housekeepingTick)
 	defer ticker.Stop()
+	presence := time.NewTicker(presenceTick)
+	defer presence.Stop()
 	for {
 		select {
 		case <-s.running.Done():
 			return
 		case <-ticker.C:
 			s.dropAbandoned()
+		case <-presence.C:
+			for _, v := range s.volumes {
+				v.checkPresence()
+			}
 		}
 	}
 }

@@ -1,7 +1,10 @@
 package ssd
 
 import (
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,4 +29,32 @@ func TestPagesOfATierThatIsOffAreCountedAsSuch(t *testing.T) {
 		t.Errorf("a page for a tier that is off is counted as %v", r.store.Stats().WriteSkipsTotal)
 	}
 	r.close()
+}
+
+// A folder that is deleted under a store is noticed within presenceTick, and its neighbour goes on.
+func TestDeletedFilesTurnAVolumeOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disks := []*twin.Disk{twin.New(1), twin.New(2)}
+		r := openRig(t, disks)
+		time.Sleep(presenceTick)
+		synctest.Wait()
+		for _, name := range disks[0].Names() {
+			if err := disks[0].Remove(name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if status := r.store.Status(); status[0].State != "on" {
+			t.Fatalf("the volume is off before its files were deleted: %s", status[0].Reason)
+		}
+		time.Sleep(presenceTick) // of the bubble's clock
+		synctest.Wait()
+		status := r.store.Status()
+		if status[0].State != "off" || !strings.Contains(status[0].Reason, "were deleted") || status[1].State != "on" {
+			t.Errorf("the files of the first volume were deleted: %+v", status)
+		}
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, 1)
+		r.mustRead(s, 1)
+		r.close()
+	})
 }

@@ -132,6 +132,24 @@ func (v *volume) off(reason string) {
 	v.changed.Broadcast()
 }
 
+// checkPresence turns the volume off when somebody deleted its files: what is written then is lost with the process.
+func (v *volume) checkPresence() {
+	s := v.store
+	s.mu.Lock()
+	on := v.on()
+	s.mu.Unlock()
+	if !on {
+		return
+	}
+	named, err := v.payload.Named()
+	if err != nil || named { // a device that fails shows in its transfers
+		return
+	}
+	s.mu.Lock()
+	defer s.leave()
+	v.off(fmt.Sprintf("the files of %s were deleted under the running Manager", v.fs.Name()))
+}
+
 // forget lets a volume that is off be erased, off the mutex. Close waits for that.
 func (v *volume) forget() {
 	v.erasing++

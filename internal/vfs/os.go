@@ -235,6 +235,12 @@ func (f *osFile) AllocatedBytes() (int64, error) {
 	return occupied(stat), err
 }
 
+// Named says whether the file still has a name.
+func (f *osFile) Named() (bool, error) {
+	stat, err := f.stat()
+	return stat.Nlink > 0, err
+}
+
 // Lock takes the file's lock. It belongs to the open descriptor, so that the kernel frees it when the process has ended.
 func (f *osFile) Lock() error {
 	err := f.do("flock", func() error { return unix.Flock(f.descriptor, unix.LOCK_EX|unix.LOCK_NB) })

@@ -58,6 +58,8 @@ type File interface {
 	Size() (int64, error)
 	// AllocatedBytes is what the file occupies on the device.
 	AllocatedBytes() (int64, error)
+	// Named says whether the file still has a name in some folder: what is written into one without is gone when it is closed.
+	Named() (bool, error)
 	// Lock takes the file's lock (flock) for as long as the descriptor, or any I/O on it, lives; ErrLocked when another process has it.
 	Lock() error
 	// Descriptor is the file's descriptor for I/O by other ways, false where there is none and all I/O must come through File.

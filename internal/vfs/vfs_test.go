@@ -305,6 +305,22 @@ func TestALockHasOneOwnerUntilItCloses(t *testing.T) {
 	})
 }
 
+func TestAFileKnowsWhetherItHasAName(t *testing.T) {
+	everywhere(t, func(t *testing.T, folder vfs.FS) {
+		file, err := folder.Open("a", vfs.Buffered)
+		must(t, err)
+		defer file.Close()
+		must(t, folder.Rename("a", "b"))
+		if named, err := file.Named(); err != nil || !named {
+			t.Errorf("%v, %v: the file is named b", named, err)
+		}
+		must(t, folder.Remove("b"))
+		if named, err := file.Named(); err != nil || named {
+			t.Errorf("%v, %v: the file was removed", named, err)
+		}
+	})
+}
+
 func TestAllocateGivesSizeAndRoom(t *testing.T) {
 	everywhere(t, func(t *testing.T, folder vfs.FS) {
 		f := open(t, folder, "payload", vfs.Direct)

@@ -211,6 +211,13 @@ func (h *handle) AllocatedBytes() (int64, error) {
 	return h.file.cached.allocated() * blockBytes, nil
 }
 
+// Named says whether the file still has a name.
+func (h *handle) Named() (bool, error) {
+	h.disk.mutex.Lock()
+	defer h.disk.mutex.Unlock()
+	return h.file.links > 0, nil
+}
+
 // Lock takes the file's lock until the handle is closed.
 func (h *handle) Lock() error {
 	_, err := h.begin(Event{Operation: Lock})
