@@ -36,6 +36,7 @@ const (
 	volumeBytesMin   = 24 << 20               // share of the capacity below which a volume is refused: the index log takes most of it
 	pageShareBytes   = 32 << 10               // of the share for each page that the index log has room for
 	reclaimEffort    = 4                      // a page that finds no room may evict this many times its own bytes
+	warnEvery        = time.Second            // a volume warns of failed or damaged pages no more often
 	presenceTick     = 5 * time.Second        // how often the files are looked for
 	housekeepingTick = 10 * time.Minute       // how often unclaimed namespaces are looked at
 )

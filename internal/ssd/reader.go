@@ -3,7 +3,6 @@ package ssd
 import (
 	"errors"
 	"io"
-	"log/slog"
 
 	"github.com/zeebo/xxh3"
 
@@ -145,7 +144,7 @@ func (v *volume) checked(r *read, result *ReadResult) {
 	if result.Reason != "" {
 		s.counters.damaged[FoundByRead]++
 		v.discard(r.page, result.Reason)
-		s.say(slog.LevelWarn, "a page of the SSD cache could not be read and was dropped: it is computed again", "volume", v.name,
+		v.warn("a page of the SSD cache could not be read and was dropped: it is computed again",
 			"offset", r.offset, "reason", result.Reason, "error", r.failure)
 	} else if r.life.dead {
 		result.Reason = ReasonDropped

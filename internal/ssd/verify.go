@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 
 	"github.com/zeebo/xxh3"
 
@@ -169,7 +168,7 @@ func (v *volume) inspected(page index.Page, reason string) {
 	s.mu.Lock()
 	defer s.leave()
 	if reason != "" {
-		s.say(slog.LevelWarn, "a page of the SSD cache is damaged", "volume", v.name, "offset", page.Location, "reason", reason)
+		v.warn("a page of the SSD cache is damaged", "offset", page.Location, "reason", reason)
 	}
 	if reason != "" && reason != ReasonHeader {
 		v.discard(page.Handle, reason)

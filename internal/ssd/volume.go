@@ -33,9 +33,11 @@ type volume struct {
 	journal      *journal.Journal
 
 	state    volumeState
-	reason   string // why it is off
-	failures [2]int // reads and writes that failed, each in a row
-	disk     uint64 // that its files occupied after the last commit, bytes
+	reason   string    // why it is off
+	warned   time.Time // of a page the last time
+	untold   int       // pages since then
+	failures [2]int    // reads and writes that failed, each in a row
+	disk     uint64    // that its files occupied after the last commit, bytes
 
 	index      *index.Index
 	facts      factsTable
@@ -107,6 +109,21 @@ const (
 
 // String is what the direction's transfers are called.
 func (d direction) String() string { return [...]string{"reads", "writes"}[d] }
+
+// warn logs a page that failed or is damaged, once in warnEvery with the number of those that were not told: a device that rots must not fill the log.
+func (v *volume) warn(text string, facts ...any) {
+	now := v.store.config.Now()
+	if now.Sub(v.warned) < warnEvery {
+		v.untold++
+		return
+	}
+	facts = append([]any{"volume", v.name}, facts...)
+	if v.untold > 0 {
+		facts = append(facts, "pages_not_told", v.untold)
+	}
+	v.warned, v.untold = now, 0
+	v.store.say(slog.LevelWarn, text, facts...)
+}
 
 // off turns the volume off: its pages are misses from here on. What was submitted runs to its end (I3).
 func (v *volume) off(reason string) {

@@ -3,7 +3,6 @@ package ssd
 import (
 	"errors"
 	"io"
-	"log/slog"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -225,7 +224,7 @@ func (v *volume) wrote(w *write, err error) {
 	v.transferred(writes, err)
 	switch {
 	case err != nil:
-		s.say(slog.LevelWarn, "a page could not be written to the SSD cache: it is a miss", "volume", v.name, "offset", w.offset, "error", err)
+		v.warn("a page could not be written to the SSD cache: it is a miss", "offset", w.offset, "error", err)
 		v.takeBack(w, writeReason(err))
 	case !v.on():
 		v.takeBack(w, ReasonOff)
