@@ -29,6 +29,9 @@ func doctorCommand() *cobra.Command {
 		if _, written := flagsOf(cmd)(config.FlagPoolSize); !written && os.Getenv(config.Find(config.FlagPoolSize).Environment) == "" {
 			options.PoolBytes = 0 // The doctor takes the default itself, and says so.
 		}
+		if cfg.SSD.CapacityDefault {
+			options.SSD.DefaultCapacity = config.Find(config.FlagSSDCapacity).Default
+		}
 		for _, p := range config.SocketPaths(named, os.LookupEnv) {
 			options.Sockets = append(options.Sockets, doctor.Socket{Source: p.Source, Path: p.Path})
 		}

@@ -12,6 +12,7 @@ import (
 type SSD struct {
 	Paths             []string // folders, absolute, each once
 	CapacityBytes     uint64   // of all folders together
+	CapacityDefault   bool     // nobody wrote a capacity
 	Backend           string
 	WriteQueueBatches uint64
 	ReadQueueBatches  uint64
@@ -52,6 +53,8 @@ func (r *reader) ssd() SSD {
 		return SSD{}
 	}
 	s.CapacityBytes = r.capacity(len(s.Paths))
+	_, written := r.text(FlagSSDCapacity)
+	s.CapacityDefault = !written
 	s.Backend = r.word(FlagSSDBackend)
 	s.WriteQueueBatches = r.number(FlagSSDWriteQueue)
 	s.ReadQueueBatches = r.number(FlagSSDReadQueue)

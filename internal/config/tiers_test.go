@@ -10,7 +10,7 @@ import (
 func TestTheSSDTierHasDefaultsOnceAFolderIsNamed(t *testing.T) {
 	cfg, err := Read(from(nil), from(map[string]string{"ORBITKV_SSD_CACHE_PATH": "/a:/b/../c"}), 1<<20)
 	want := SSD{
-		Paths: []string{"/a", "/c"}, CapacityBytes: 512e9, Backend: BackendAuto, WriteQueueBatches: 8, ReadQueueBatches: 2,
+		Paths: []string{"/a", "/c"}, CapacityBytes: 512e9, CapacityDefault: true, Backend: BackendAuto, WriteQueueBatches: 8, ReadQueueBatches: 2,
 		WritesInflight: 2, ReadsInflight: 16, WritePolicy: WriteAll, ScrubRate: 8 << 20,
 	}
 	if err != nil || !reflect.DeepEqual(cfg.SSD, want) {

@@ -14,6 +14,7 @@ import (
 type Folder struct {
 	Path      string // without symbolic links
 	FreeBytes uint64 // that this user may take
+	InUse     bool   // a process has the volume in it
 }
 
 func probeFolder(path string) (Folder, error) {
@@ -25,7 +26,17 @@ func probeFolder(path string) (Folder, error) {
 	if err := unix.Statfs(resolved, &stat); err != nil {
 		return Folder{}, fmt.Errorf("statfs: %w", err)
 	}
-	return Folder{Path: resolved, FreeBytes: stat.Bavail * uint64(stat.Bsize)}, nil
+	return Folder{Path: resolved, FreeBytes: stat.Bavail * uint64(stat.Bsize), InUse: inUse(resolved)}, nil
+}
+
+// inUse says whether somebody holds the lock of a folder's payload. It asks for a shared one, and gives it back at once.
+func inUse(folder string) bool {
+	fd, err := unix.Open(filepath.Join(folder, payloadFile), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return errors.Is(unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
 // directBytes is written and read by probeDirectIO: two blocks of the largest size that disks ask for.

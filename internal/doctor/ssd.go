@@ -5,20 +5,25 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 )
 
 // SSD is the tier below the pool that would be used; without a path there is none.
 type SSD struct {
-	Paths         []string // absolute
-	CapacityBytes uint64   // of all paths together
-	RingOnly      bool     // io_uring is asked for by name: nothing else will do
-	NoRing        bool     // threads are asked for by name
+	Paths           []string // absolute
+	CapacityBytes   uint64   // of all paths together
+	DefaultCapacity string   // as a user would write it, where nobody gave a capacity; else empty
+	RingOnly        bool     // io_uring is asked for by name: nothing else will do
+	NoRing          bool     // threads are asked for by name
 }
 
+// payloadFile is the file that the owner of a folder has locked.
+const payloadFile = "payload"
+
 // volumeFiles are what a store keeps in its folder. What they occupy is no loss of room: it is reserved for the store already.
-var volumeFiles = []string{"payload", "index", "index.new", "superblock"}
+var volumeFiles = []string{payloadFile, "index", "index.new", "superblock"}
 
 // ssdLines look at each folder of the SSD tier.
 func ssdLines(o Options) (lines []Line) {
@@ -49,7 +54,14 @@ func folderLines(o Options, folder string, share uint64) []Line {
 	if err != nil {
 		return []Line{bad(name, "let the Manager's user reach it, or name another folder", "%s", cause(err))}
 	}
-	return []Line{deviceLine(o.FS, name, known.Path, made), spaceLine(o.FS, name, folder, known.FreeBytes, share), directLine(name, o.Probe.DirectIO(at))}
+	device := deviceLine(o.FS, name, known.Path, made)
+	switch {
+	case device.Verdict == Bad:
+		return []Line{device}
+	case known.InUse && !made:
+		device = note(name, "for a second Manager name another folder: each needs one of its own", "%s; a process, such as a running Manager, has it", device.Found)
+	}
+	return []Line{device, spaceLine(o, name, folder, known.FreeBytes, share), directLine(name, o.Probe.DirectIO(at))}
 }
 
 // deviceLine names file system and device.
@@ -61,10 +73,15 @@ func deviceLine(fsys fs.FS, name, resolved string, made bool) Line {
 	}
 	disk, rotating := diskOf(fsys, m.device)
 	found = m.kind + " on " + disk
+	if rotating {
+		found += ", which rotates"
+	}
 	if made {
 		found += "; orbitkv serve makes the folder"
 	}
 	switch {
+	case slices.Contains(kernelKinds, m.kind):
+		return bad(name, "name a folder on a disk", "%s: the kernel's own, which holds no files", m.kind)
 	case hasWord(m.options, "ro"):
 		return bad(name, "mount it for writing: mount -o remount,rw "+m.point, "%s, mounted read-only", found)
 	case m.kind == "tmpfs", m.kind == "ramfs":
@@ -74,26 +91,33 @@ func deviceLine(fsys fs.FS, name, resolved string, made bool) Line {
 	case strings.HasPrefix(m.kind, "nfs"), m.kind == "cifs", m.kind == "smb3":
 		return note(name, "name a folder on a local disk: reads over a network are rarely faster than recomputing", "%s", found)
 	case rotating:
-		return note(name, "name a folder on a solid-state disk: reads here are slower than recomputing", "%s, which rotates", found)
+		return note(name, "name a folder on a solid-state disk: reads here are slower than recomputing", "%s", found)
 	}
 	return good(name, "%s", found)
 }
 
+// kernelKinds are file systems in which nobody can keep a file.
+var kernelKinds = []string{"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf"}
+
 // spaceLine compares what a folder's share of the capacity needs with what its file system gives.
-func spaceLine(fsys fs.FS, name, folder string, free, share uint64) Line {
+func spaceLine(o Options, name, folder string, free, share uint64) Line {
 	name += " space"
 	var own uint64
 	for _, file := range volumeFiles {
-		if info, err := fs.Stat(fsys, inside(folder)+"/"+file); err == nil {
+		if info, err := fs.Stat(o.FS, inside(folder)+"/"+file); err == nil {
 			own += allocated(info)
 		}
 	}
-	found := fmt.Sprintf("%s free for the %s of --ssd-cache-capacity", size(free), size(share))
+	wanted, lower := size(share)+" of --ssd-cache-capacity", "lower"
+	if o.SSD.DefaultCapacity != "" {
+		wanted, lower = size(share)+" of the default capacity, "+o.SSD.DefaultCapacity, "give a lower"
+	}
+	found := fmt.Sprintf("%s free for the %s", size(free), wanted)
 	if own > 0 {
-		found = fmt.Sprintf("%s free, and %s of it stored already, for the %s of --ssd-cache-capacity", size(free), size(own), size(share))
+		found = fmt.Sprintf("%s free, and %s of it reserved already, for the %s", size(free), size(own), wanted)
 	}
 	if free+own < share {
-		return bad(name, fmt.Sprintf("lower --ssd-cache-capacity, or free %s: the Manager reserves it at its start", size(share-free-own)), "%s", found)
+		return bad(name, fmt.Sprintf("%s --ssd-cache-capacity, or free %s: the Manager reserves it at its start", lower, size(share-free-own)), "%s", found)
 	}
 	return good(name, "%s", found)
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -59,6 +60,21 @@ var diskMachines = []machine{
 	{name: "below the mount", nodes: onDisk("ext4", "rw", nvme), files: map[string]string{"data/deep/x": ""}, options: on("/data/deep", gib), line: "SSD /data/deep", verdict: Good, words: []string{"nvme0n1"}},
 	{name: "beside the mount", nodes: onDisk("ext4", "rw", nvme), files: map[string]string{"database/x": ""}, options: on("/database", gib), line: "SSD /database", verdict: Good, words: []string{"ext4 on device 254:0"}},
 	{name: "folder to be made", nodes: onDisk("ext4", "rw", nvme), options: on("/data/new", gib), line: "SSD /data/new", verdict: Good, words: []string{"nvme0n1", "orbitkv serve makes the folder"}},
+	{
+		name: "folder to be made on a disk that rotates", nodes: rotating(onDisk("ext4", "rw", "virtual/block/loop0"), "loop0"), options: on("/data/new", gib),
+		line: "SSD /data/new", verdict: Note, words: []string{"loop0, which rotates; orbitkv serve makes the folder"},
+	},
+	{name: "the kernel's own", nodes: onDisk("proc", "rw", nvme), options: on("/data/new", gib), line: "SSD /data/new", verdict: Bad, words: []string{"proc", "on a disk"}},
+	{
+		name: "a Manager has it", nodes: onDisk("ext4", "rw", nvme), probe: func(p *Probe) {
+			p.Folder = func(path string) (Folder, error) { return Folder{Path: path, FreeBytes: gib, InUse: true}, nil }
+		},
+		options: on("/data", gib), line: "SSD /data", verdict: Note, words: []string{"a process, such as a running Manager, has it", "another folder"},
+	},
+	{
+		name: "no capacity given", nodes: onDisk("ext4", "rw", nvme), options: Options{SSD: SSD{Paths: []string{"/data"}, CapacityBytes: 101 * gib, DefaultCapacity: "512gb"}},
+		line: "SSD /data space", verdict: Bad, words: []string{"101 GiB of the default capacity, 512gb", "give a lower --ssd-cache-capacity"},
+	},
 	{name: "folder above missing", options: on("/none/new", gib), line: "SSD /none/new", verdict: Bad, words: []string{"neither it nor /none is there", "mkdir -p /none"}},
 	{name: "file in the folder's place", files: map[string]string{"data": ""}, options: on("/data", gib), line: "SSD /data", verdict: Bad, words: []string{"/data is no folder"}},
 	{
@@ -74,7 +90,7 @@ var diskMachines = []machine{
 	},
 	{
 		name: "space that is ours already", nodes: fstest.MapFS{"data/payload": {Sys: &syscall.Stat_t{Blocks: 2 * gib / 512}}}, options: on("/data", 102*gib),
-		line: "SSD /data space", verdict: Good, words: []string{"2 GiB of it stored already"},
+		line: "SSD /data space", verdict: Good, words: []string{"2 GiB of it reserved already"},
 	},
 
 	{name: "direct I/O", nodes: onDisk("ext4", "rw", nvme), options: on("/data", gib), line: "SSD /data direct I/O", verdict: Good, words: []string{"came back"}},
@@ -121,6 +137,24 @@ func TestTheDiskProbesLeaveNothing(t *testing.T) {
 	known, err := p.Folder(link)
 	if err != nil || known.Path != dir || known.FreeBytes == 0 {
 		t.Errorf("%+v, %v; want %s", known, err, dir)
+	}
+	if known.InUse {
+		t.Error("an empty folder is in use")
+	}
+	payload, err := os.Create(filepath.Join(dir, payloadFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, held := range []bool{true, false} {
+		if err := syscall.Flock(int(payload.Fd()), map[bool]int{true: syscall.LOCK_EX, false: syscall.LOCK_UN}[held]); err != nil {
+			t.Fatal(err)
+		}
+		if known, err := p.Folder(dir); err != nil || known.InUse != held {
+			t.Errorf("%+v, %v; the lock is held: %v", known, err, held)
+		}
+	}
+	if err := errors.Join(payload.Close(), os.Remove(payload.Name())); err != nil {
+		t.Fatal(err)
 	}
 	if err := p.DirectIO(dir); err != nil && !strings.Contains(reason(err), "EINVAL") {
 		t.Error(err)
