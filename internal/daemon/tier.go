@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"orbitkv/internal/arena"
@@ -52,6 +53,9 @@ func openTier(cfg config.SSD, pool *arena.Pool, views *arena.Views, log *slog.Lo
 		HeldBytesMax: pool.Bytes() / heldShare, ScrubBytesPerSecond: cfg.ScrubRate, Memory: t.memory, MemoryRegions: regions, Log: log,
 	})
 	if err != nil {
+		if cfg.CapacityDefault && errors.Is(err, syscall.ENOSPC) {
+			err = fmt.Errorf("%w; nobody gave --%s, so that it is the default, %s", err, config.FlagSSDCapacity, config.Find(config.FlagSSDCapacity).Default)
+		}
 		return nil, fmt.Errorf("--%s: %w", config.FlagSSDPath, err)
 	}
 	if cfg.FaultInjection != "" {
@@ -85,7 +89,7 @@ func openFolders(cfg config.SSD) (volumes []ssd.VolumeConfig, err error) {
 func openFolder(path string) (vfs.FS, error) {
 	above := filepath.Dir(path)
 	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("neither %s nor %s is there: mount the device, or make the folder (mkdir -p %s)", path, above, path)
+		return nil, fmt.Errorf("neither %s nor %s is there: mount the device, or make the second (mkdir -p %s)", path, above, above)
 	}
 	return vfs.NewOS(path)
 }

@@ -60,7 +60,7 @@ func TestTheFolderIsMadeButNotTheOneAboveIt(t *testing.T) {
 		t.Errorf("%v, %v; want a folder of mode 0700", info, err)
 	}
 	_, err = openTier(settings(path, filepath.Join(dir, "none", "deep")), pool, views, slog.New(slog.DiscardHandler))
-	if err == nil || !strings.Contains(err.Error(), "mount the device") || !strings.Contains(err.Error(), "--ssd-cache-path") {
+	if err == nil || !strings.Contains(err.Error(), "mount the device") || !strings.HasSuffix(err.Error(), "(mkdir -p "+filepath.Join(dir, "none")+")") || !strings.Contains(err.Error(), "--ssd-cache-path") {
 		t.Errorf("%v, want what to do", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "none")); !os.IsNotExist(err) {

@@ -144,8 +144,11 @@ func (v *volume) checked(r *read, result *ReadResult) {
 	if result.Reason != "" {
 		s.counters.damaged[FoundByRead]++
 		v.discard(r.page, result.Reason)
-		v.warn("a page of the SSD cache could not be read and was dropped: it is computed again",
-			"offset", r.offset, "reason", result.Reason, "error", r.failure)
+		told := []any{"offset", r.offset, "reason", result.Reason}
+		if r.failure != nil { // none where the device gave other bytes
+			told = append(told, "error", r.failure)
+		}
+		v.warn("a page of the SSD cache could not be read and was dropped: it is computed again", told...)
 	} else if r.life.dead {
 		result.Reason = ReasonDropped
 	}

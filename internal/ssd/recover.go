@@ -35,7 +35,7 @@ func (s *Store) openVolumes() error {
 		s.volumes = append(s.volumes, v)
 		err := v.open()
 		if errors.As(err, new(refusal)) {
-			return fmt.Errorf("ssd: %s: %w", v.name, err)
+			return fmt.Errorf("%s: %w", v.name, err)
 		}
 		if err != nil {
 			troubles = append(troubles, fmt.Errorf("%s: %w", v.name, err))
@@ -50,10 +50,13 @@ func (s *Store) openVolumes() error {
 		}
 	}
 	s.recovered.took = s.config.Now().Sub(begun)
-	if len(troubles) == len(s.volumes) {
-		return fmt.Errorf("ssd: no folder can be used: %w", errors.Join(troubles...))
+	switch {
+	case len(troubles) < len(s.volumes):
+		return nil
+	case len(troubles) == 1:
+		return troubles[0]
 	}
-	return nil
+	return fmt.Errorf("no folder can be used: %w", errors.Join(troubles...))
 }
 
 // ErrInUse says that a folder has its Manager, or another verification.
@@ -259,7 +262,7 @@ func (v *volume) resize(super format.Superblock) error {
 	}
 	if size < wanted || allocated < wanted {
 		if err := v.payload.Allocate(wanted); err != nil {
-			return fmt.Errorf("reserving %d bytes: %w; lower the capacity or make room", wanted, errors.Join(err, v.payload.Truncate(min(size, wanted))))
+			return fmt.Errorf("reserving %.2f GiB: %w; lower the capacity or make room", float64(wanted)/(1<<30), errors.Join(err, v.payload.Truncate(min(size, wanted))))
 		}
 	}
 	if super.PayloadBytes != v.payloadBytes {

@@ -38,5 +38,8 @@ func TestDamagedPagesFillNoLog(t *testing.T) {
 		if got := strings.Count(text, "level=WARN"); got != 2 || !strings.Contains(text, "pages_not_told=5") {
 			t.Errorf("%d warnings, want one in each second, the second with the five that were not told:\n%s", got, text)
 		}
+		if strings.Contains(text, "<nil>") {
+			t.Errorf("an error that is none is told:\n%s", text)
+		}
 	})
 }

@@ -38,7 +38,7 @@ func makeFolder(path string) error {
 	case err == nil && !info.IsDir():
 		return fmt.Errorf("%s is no folder: name a folder on the disk, or a path at which one may be made", path)
 	case err == nil || !errors.Is(err, os.ErrNotExist):
-		return err
+		return remedied(err)
 	}
 	above := filepath.Dir(path)
 	if err := makeFolder(above); err != nil {
@@ -72,7 +72,7 @@ func (o *OS) Open(name string, mode Mode) (File, error) {
 	case mode == Direct && errors.Is(err, unix.EINVAL):
 		return nil, failed("open", path, fmt.Errorf("%w: the file system takes no direct I/O (O_DIRECT)", err))
 	case err != nil:
-		return nil, failed("open", path, err)
+		return nil, failed("open", path, remedied(err))
 	}
 	f := &osFile{descriptor: descriptor, path: path, direct: mode == Direct}
 	stat, err := f.stat()
@@ -95,7 +95,7 @@ func (o *OS) Exists(name string) (bool, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil, err
+	return err == nil, remedied(err)
 }
 
 // Rename gives a file another name.
@@ -204,7 +204,7 @@ func (f *osFile) Allocate(bytes int64) error {
 		return err
 	}
 	if missing, free := bytes-occupied(stat), available(&s); missing > 0 && uint64(missing) > free {
-		return failed("allocate", f.path, fmt.Errorf("%w: %d bytes more are needed and %d are free", unix.ENOSPC, missing, free))
+		return failed("allocate", f.path, fmt.Errorf("%w: %s more are needed, %s are free", unix.ENOSPC, gib(uint64(missing)), gib(free)))
 	}
 	for at := int64(0); at < bytes; at += reserveStep {
 		step := min(reserveStep, bytes-at)
@@ -290,6 +290,17 @@ func again(call func() error) error {
 func failed(operation, path string, err error) error {
 	return &os.PathError{Op: operation, Path: path, Err: err}
 }
+
+// remedied says what to do about a file that this user may not use.
+func remedied(err error) error {
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("%w: chown the folder and its files to the Manager's user (uid %d) and give it mode 0700, or name another folder", err, os.Geteuid())
+	}
+	return err
+}
+
+// gib writes bytes for people.
+func gib(bytes uint64) string { return fmt.Sprintf("%.2f GiB", float64(bytes)/(1<<30)) }
 
 // occupied counts the kernel's blocks, which are of 512 bytes on every file system.
 func occupied(s unix.Stat_t) int64 { return s.Blocks * 512 }

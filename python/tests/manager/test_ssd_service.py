@@ -133,9 +133,9 @@ def test_a_restart_finds_the_pages_and_tells_of_them(start: Start) -> None:
     ("path", "words"),
     [
         ("file", ["is no folder"]),
-        ("none/below", ["mount the device", "mkdir -p"]),
+        ("none/below", ["mount the device", "none)"]),
         ("foreign", ["not OrbitKV's", "name an empty folder"]),
-        ("locked", ["permission denied"]),
+        ("locked", ["permission denied", "chown"]),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--ssd-cache-capacity", "900tb"], ["reserving", "lower the capacity"]),
+        (["--ssd-cache-capacity", "900tb"], ["reserving", "GiB more are needed", "lower the capacity"]),
         (["--ssd-cache-capacity", "1mib"], ["--ssd-cache-capacity", "below the least of 24 MiB"]),
         (["--ssd-cache-capacity", "64mib", "--ssd-fault-injection", "write-einval"], ["invalid argument"]),
         (
