@@ -3,9 +3,15 @@ package main
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"orbitkv/internal/config"
+	"orbitkv/internal/ssd"
+	"orbitkv/internal/vfs"
 )
 
 // heard lets findings read an answer and returns what was printed.
@@ -47,6 +53,45 @@ func TestAVerificationThatDidNotEndIsNoGoodNews(t *testing.T) {
 	} {
 		if printed, err := heard(answer); err == nil || errors.Is(err, errSilent) || !strings.Contains(err.Error(), word) {
 			t.Errorf("%.40q: %v, want %q; printed %q", answer, err, word, printed)
+		}
+	}
+}
+
+// A folder that was a volume and lacks a file is no good news, whichever it is, and looking at it changes nothing.
+func TestAFolderThatLacksAFileEndsWithOne(t *testing.T) {
+	folder := t.TempDir()
+	disk, err := vfs.NewOS(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := ssd.Open(ssd.Config{
+		Volumes: []ssd.VolumeConfig{{FS: disk}}, CapacityBytes: 24 << 20, Backend: config.BackendPool, Memory: func(uint64, uint64) []byte { return nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if out, stderr, code := run(t, "verify", "--ssd-cache-path", folder); code != 0 {
+		t.Fatalf("a whole folder: %d, %s%s", code, out, stderr)
+	}
+	for _, loss := range []struct{ file, word string }{
+		{"index", "it may hold pages; `orbitkv verify --ssd-cache-path " + folder + " --rebuild-index` finds them"},
+		{"payload", "no file named payload"},
+		{"superblock", "no file named superblock"},
+	} {
+		if err := os.Remove(filepath.Join(folder, loss.file)); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			out, stderr, code := run(t, "verify", "--ssd-cache-path", folder)
+			if code != 1 || out != "" || !strings.Contains(stderr, loss.word) || strings.Contains(stderr, "verify --ssd`") {
+				t.Errorf("without %s: code %d, %s%s", loss.file, code, out, stderr)
+			}
+		}
+		if _, err := os.Stat(filepath.Join(folder, loss.file)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s was made (%v)", loss.file, err)
 		}
 	}
 }

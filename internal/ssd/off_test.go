@@ -36,7 +36,7 @@ func TestDeletedFilesTurnAVolumeOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disks := []*twin.Disk{twin.New(1), twin.New(2)}
 		r := openRig(t, disks)
-		time.Sleep(presenceTick)
+		<-time.After(presenceTick)
 		synctest.Wait()
 		for _, name := range disks[0].Names() {
 			if err := disks[0].Remove(name); err != nil {
@@ -46,7 +46,7 @@ func TestDeletedFilesTurnAVolumeOff(t *testing.T) {
 		if status := r.store.Status(); status[0].State != "on" {
 			t.Fatalf("the volume is off before its files were deleted: %s", status[0].Reason)
 		}
-		time.Sleep(presenceTick) // of the bubble's clock
+		<-time.After(presenceTick) // of the bubble's clock
 		synctest.Wait()
 		status := r.store.Status()
 		if status[0].State != "off" || !strings.Contains(status[0].Reason, "were deleted") || status[1].State != "on" {
