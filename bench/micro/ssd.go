@@ -81,7 +81,9 @@ func (o SSDOptions) tooSmall(largest uint64) error {
 }
 
 // asFlag writes whole KiB as a flag takes them.
-func asFlag(bytes uint64) string { return strings.ToLower(strings.ReplaceAll(sizeName(bytes), " ", "")) }
+func asFlag(bytes uint64) string {
+	return strings.ToLower(strings.ReplaceAll(sizeName(bytes), " ", ""))
+}
 
 // Bounds of the store's own sections.
 const (
