@@ -62,6 +62,6 @@ func (c *Cache) setPhase(o *charge, next phase) {
 	}
 	bytes := o.charged
 	c.uncharge(o, bytes)
-	phaseMachine.to(&o.phase, next)
+	phaseMachine.To(&o.phase, next)
 	c.charge(o, bytes)
 }

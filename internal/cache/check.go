@@ -161,7 +161,7 @@ func (k *checker) charges() {
 		}
 		byInstance[l.instance][l.phase] += l.charged
 		if quarantined := !l.anyIn(consumerReady) && !l.anyIn(consumerBegun); quarantined != (l.phase == phaseQuarantined) {
-			k.add(8, "lease %#x is in phase %s", l.id, phaseMachine.names[l.phase])
+			k.add(8, "lease %#x is in phase %s", l.id, phaseMachine.Names[l.phase])
 		}
 	}
 	for _, p := range c.preparations {

@@ -99,7 +99,7 @@ func (c *Cache) removeIfIdle(inst *instance) {
 	if inst.state == instanceGone || inst.preparations > 0 {
 		return // reads run for it under its charge: the end of the last one comes here again
 	}
-	instanceMachine.to(&inst.state, instanceGone)
+	instanceMachine.To(&inst.state, instanceGone)
 	for _, r := range inOrder(inst.reservations) {
 		c.forgetReservation(r)
 	}
@@ -164,7 +164,7 @@ func (c *Cache) OpenPrivate(id SessionID, sliceBytes uint64) (Registered, error)
 	}
 	ns.private, ns.users = true, 1
 	inst.namespace, inst.attached, inst.scheduler = ns, 1, s
-	instanceMachine.to(&inst.state, instanceSealed)
+	instanceMachine.To(&inst.state, instanceSealed)
 	c.remap(inst)
 	c.privates[ns.handle] = inst
 	s.private = inst

@@ -232,7 +232,7 @@ func (c *Cache) seal(inst *instance) error {
 	if err != nil {
 		return err
 	}
-	instanceMachine.to(&inst.state, instanceSealed)
+	instanceMachine.To(&inst.state, instanceSealed)
 	inst.geometry, inst.namespace = g, ns
 	for _, s := range inOrder(c.sessions) {
 		if s.wants == inst.id {

@@ -152,7 +152,7 @@ func (c *Cache) skip(op *operation, rank int) {
 		c.endIfLeft(op)
 		return
 	}
-	consumerMachine.to(&op.lease.consumers[rank].state, consumerReleased)
+	consumerMachine.To(&op.lease.consumers[rank].state, consumerReleased)
 	c.settle(op.lease)
 }
 
@@ -175,7 +175,7 @@ func (c *Cache) share(l *lease) {
 	for rank := range l.consumers {
 		switch {
 		case op.left.has(rank):
-			consumerMachine.to(&l.consumers[rank].state, consumerReleased)
+			consumerMachine.To(&l.consumers[rank].state, consumerReleased)
 		case op.asked.has(rank):
 			c.takeOn(l, rank, op.joint.schedulers[rank])
 		}
@@ -190,7 +190,7 @@ func (c *Cache) decide(l *lease) {
 	}
 	for rank := range l.consumers {
 		if k := &l.consumers[rank]; k.state == consumerReady && !l.op.asked.has(rank) {
-			consumerMachine.to(&k.state, consumerReleased)
+			consumerMachine.To(&k.state, consumerReleased)
 		}
 	}
 }

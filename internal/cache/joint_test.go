@@ -145,7 +145,7 @@ func TestARankThatSkipsHoldsNothing(t *testing.T) {
 			decide(r, e, got.Lease)
 			r.check()
 			if l := r.leases[got.Lease]; l != nil && l.consumers[1].state != consumerReleased {
-				t.Fatalf("the part of rank 1 is %s", consumerMachine.names[l.consumers[1].state])
+				t.Fatalf("the part of rank 1 is %s", consumerMachine.Names[l.consumers[1].state])
 			}
 			if name == "begin" {
 				r.must(r.Restored(e.workers[0].id, got.Lease, 0, true, 4*page, all(4)))

@@ -162,11 +162,11 @@ func (c *Cache) beginConsumer(l *lease, rank int, pages uint32) {
 	switch {
 	case k.state != consumerReady:
 	case pages == 0:
-		consumerMachine.to(&k.state, consumerReleased)
+		consumerMachine.To(&k.state, consumerReleased)
 	case l.instance.ranks[rank].process == nil || l.joint && l.instance.ranks[rank].process != l.owners[rank].session.process:
-		consumerMachine.to(&k.state, consumerDropped) // a vacant rank, or one that another process took, reads nothing
+		consumerMachine.To(&k.state, consumerDropped) // a vacant rank, or one that another process took, reads nothing
 	default:
-		consumerMachine.to(&k.state, consumerBegun)
+		consumerMachine.To(&k.state, consumerBegun)
 		l.started = true
 		k.begun = pages
 		k.reported = 0 // reports travel on the rank's own socket and may be read before the begin of the scheduler's
@@ -178,7 +178,7 @@ func (c *Cache) beginConsumer(l *lease, rank int, pages uint32) {
 			k.reported += uint32(bits.OnesCount64(word))
 		}
 		if k.reported == k.begun {
-			consumerMachine.to(&k.state, consumerDone)
+			consumerMachine.To(&k.state, consumerDone)
 		}
 	}
 }
@@ -201,7 +201,7 @@ func (c *Cache) Release(id SessionID, leaseID uint64, rank uint16) error {
 	}
 	for r := from; r < to; r++ {
 		if l.consumers[r].state == consumerReady {
-			consumerMachine.to(&l.consumers[r].state, consumerReleased)
+			consumerMachine.To(&l.consumers[r].state, consumerReleased)
 		}
 	}
 	c.decide(l)
@@ -316,7 +316,7 @@ func (c *Cache) report(l *lease, k *consumer, ok bool, bytes uint64, ranges []wi
 		return // its begin is on the way
 	}
 	if k.reported += count; k.reported == k.begun {
-		consumerMachine.to(&k.state, consumerDone)
+		consumerMachine.To(&k.state, consumerDone)
 		c.settle(l)
 	}
 }

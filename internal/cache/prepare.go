@@ -60,7 +60,7 @@ func (c *Cache) extent(op *operation, keys []wire.Key, resident int) int {
 
 // prepare begins to bring pages of a query into the pool. The resident ones are held at once (I1).
 func (c *Cache) prepare(op *operation, pages int) {
-	operationMachine.to(&op.state, operationPreparing)
+	operationMachine.To(&op.state, operationPreparing)
 	p := &preparation{charge: charge{instance: op.instance, phase: phasePreparing}, op: op, slots: make([]slot, pages)}
 	op.preparation = p
 	op.instance.preparations++

@@ -328,7 +328,7 @@ func (c *Cache) conclude(op *operation, pages []index.Handle, slow []bool) {
 		}
 	}
 	c.dropKeys(op)
-	operationMachine.to(&op.state, operationReady)
+	operationMachine.To(&op.state, operationReady)
 	if len(pages) > 0 {
 		op.lease = c.newLease(op, pages)
 	} else if op.joint != nil {
@@ -409,7 +409,7 @@ func (c *Cache) cancel(op *operation) {
 // retire takes a query off its table. Its id cannot come back.
 func (c *Cache) retire(op *operation) {
 	c.giveUp(op)
-	operationMachine.to(&op.state, operationRetired)
+	operationMachine.To(&op.state, operationRetired)
 	if op.lease != nil {
 		op.lease.op = nil
 	}

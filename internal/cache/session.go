@@ -120,7 +120,7 @@ func (c *Cache) BreakSession(id SessionID) {
 }
 
 func (c *Cache) closeSession(s *session) {
-	sessionMachine.to(&s.state, sessionClosed)
+	sessionMachine.To(&s.state, sessionClosed)
 	s.sink = nil
 	s.wants = ""
 	if s.asked.IsZero() {
@@ -354,7 +354,7 @@ func (c *Cache) endSession(s *session) {
 		c.retire(op)
 	}
 	s.handOver()
-	sessionMachine.to(&s.state, sessionEnded)
+	sessionMachine.To(&s.state, sessionEnded)
 	delete(c.sessions, s.id)
 	delete(c.tokens, s.token)
 	delete(s.process.sessions, s.id)

@@ -97,7 +97,7 @@ func (c *Cache) relabelAll(s *session) {
 func (c *Cache) endCopy(l *lease, rank int, end consumerState) {
 	k := &l.consumers[rank]
 	if k.state == consumerBegun {
-		consumerMachine.to(&k.state, end)
+		consumerMachine.To(&k.state, end)
 		c.settle(l)
 	}
 }
@@ -107,7 +107,7 @@ func (c *Cache) endReady(l *lease, owner int, end consumerState) {
 	from, to := l.parts(owner)
 	for rank := from; rank < to; rank++ {
 		if l.consumers[rank].state == consumerReady {
-			consumerMachine.to(&l.consumers[rank].state, end)
+			consumerMachine.To(&l.consumers[rank].state, end)
 		}
 	}
 	c.decide(l)
@@ -116,7 +116,7 @@ func (c *Cache) endReady(l *lease, owner int, end consumerState) {
 
 // quarantineConsumer keeps for ever what a rank begun and nobody accounts for (I8).
 func (c *Cache) quarantineConsumer(l *lease, rank int) {
-	consumerMachine.to(&l.consumers[rank].state, consumerQuarantined)
+	consumerMachine.To(&l.consumers[rank].state, consumerQuarantined)
 	c.settle(l)
 }
 

@@ -100,7 +100,7 @@ func (c *Cache) mustBeReserved(kind string, r *reservation, storage int, ranges 
 		for page := rg.First; page < rg.First+rg.Count; page++ {
 			if state := *r.slice(int(page), storage); state == sliceCommitted || state == sliceAbandoned {
 				return c.violation(kind, wire.StatusConflict, "%s names page %d of reservation %#x, whose slice is already %s",
-					kind, page, r.id, sliceMachine.names[state])
+					kind, page, r.id, sliceMachine.Names[state])
 			}
 		}
 	}
@@ -168,7 +168,7 @@ func (c *Cache) endSlice(r *reservation, page, storage int, end sliceState) {
 		}
 		return
 	}
-	sliceMachine.to(slice, end)
+	sliceMachine.To(slice, end)
 	r.open--
 	r.openBy[storage]--
 	c.pageProgress(r, page)

@@ -1,26 +1,6 @@
 package cache
 
-import (
-	"fmt"
-	"slices"
-)
-
-// Every life in this package is a machine: named states and the legal next ones of each. Machines move in one function, to, which
-// crashes on an illegal move: two owners would believe that they hold the same bytes. The machine of a page record stands in
-// internal/index.
-type machine[S ~uint8] struct {
-	noun  string
-	names []string
-	moves [][]S // by state: the legal next states
-}
-
-// to moves *state to next.
-func (m *machine[S]) to(state *S, next S) {
-	if !slices.Contains(m.moves[*state], next) {
-		panic(fmt.Sprintf("cache: a %s cannot go from %s to %s", m.noun, m.names[*state], m.names[next]))
-	}
-	*state = next
-}
+import "orbitkv/internal/machine"
 
 // sliceState is one storage rank's part of one reserved page.
 //
@@ -39,10 +19,10 @@ const (
 	sliceQuarantined
 )
 
-var sliceMachine = machine[sliceState]{
-	"slice",
-	[]string{"reserved", "committed", "abandoned", "quarantined"},
-	[][]sliceState{sliceReserved: {sliceCommitted, sliceAbandoned, sliceQuarantined}, sliceQuarantined: nil},
+var sliceMachine = machine.Machine[sliceState]{
+	Noun:  "cache: slice",
+	Names: []string{"reserved", "committed", "abandoned", "quarantined"},
+	Moves: [][]sliceState{sliceReserved: {sliceCommitted, sliceAbandoned, sliceQuarantined}, sliceQuarantined: nil},
 }
 
 // operationState is one outstanding query.
@@ -59,10 +39,10 @@ const (
 	operationRetired
 )
 
-var operationMachine = machine[operationState]{
-	"query",
-	[]string{"waiting", "preparing", "ready", "retired"},
-	[][]operationState{
+var operationMachine = machine.Machine[operationState]{
+	Noun:  "cache: query",
+	Names: []string{"waiting", "preparing", "ready", "retired"},
+	Moves: [][]operationState{
 		operationWaiting:   {operationPreparing, operationReady, operationRetired},
 		operationPreparing: {operationReady, operationRetired},
 		operationReady:     {operationRetired},
@@ -88,10 +68,10 @@ const (
 	consumerQuarantined
 )
 
-var consumerMachine = machine[consumerState]{
-	"consumer",
-	[]string{"ready", "begun", "released", "done", "dropped", "quarantined"},
-	[][]consumerState{
+var consumerMachine = machine.Machine[consumerState]{
+	Noun:  "cache: consumer",
+	Names: []string{"ready", "begun", "released", "done", "dropped", "quarantined"},
+	Moves: [][]consumerState{
 		consumerReady:       {consumerBegun, consumerReleased, consumerDropped},
 		consumerBegun:       {consumerDone, consumerDropped, consumerQuarantined},
 		consumerQuarantined: nil,
@@ -117,10 +97,10 @@ const (
 	phases
 )
 
-var phaseMachine = machine[phase]{
-	"charge",
-	[]string{"ready", "restoring", "stalled", "quarantined", "preparing", "draining", "ended"},
-	[][]phase{
+var phaseMachine = machine.Machine[phase]{
+	Noun:  "cache: charge",
+	Names: []string{"ready", "restoring", "stalled", "quarantined", "preparing", "draining", "ended"},
+	Moves: [][]phase{
 		phaseReady:       {phaseRestoring, phaseStalled, phaseQuarantined, phaseEnded},
 		phaseRestoring:   {phaseStalled, phaseQuarantined, phaseEnded},
 		phaseStalled:     {phaseReady, phaseRestoring, phaseQuarantined, phaseEnded},
@@ -142,10 +122,10 @@ const (
 	sessionEnded
 )
 
-var sessionMachine = machine[sessionState]{
-	"session",
-	[]string{"open", "closed", "ended"},
-	[][]sessionState{sessionOpen: {sessionClosed}, sessionClosed: {sessionEnded}, sessionEnded: nil},
+var sessionMachine = machine.Machine[sessionState]{
+	Noun:  "cache: session",
+	Names: []string{"open", "closed", "ended"},
+	Moves: [][]sessionState{sessionOpen: {sessionClosed}, sessionClosed: {sessionEnded}, sessionEnded: nil},
 }
 
 // instanceState is one engine replica.
@@ -160,8 +140,8 @@ const (
 	instanceGone
 )
 
-var instanceMachine = machine[instanceState]{
-	"instance",
-	[]string{"gathering", "sealed", "gone"},
-	[][]instanceState{instanceGathering: {instanceSealed, instanceGone}, instanceSealed: {instanceGone}, instanceGone: nil},
+var instanceMachine = machine.Machine[instanceState]{
+	Noun:  "cache: instance",
+	Names: []string{"gathering", "sealed", "gone"},
+	Moves: [][]instanceState{instanceGathering: {instanceSealed, instanceGone}, instanceSealed: {instanceGone}, instanceGone: nil},
 }

@@ -1,6 +1,10 @@
 package cache
 
-import "testing"
+import (
+	"testing"
+
+	"orbitkv/internal/machine"
+)
 
 // TestMachines walks every pair of states: the legal moves change the state, the others crash and leave it.
 func TestMachines(t *testing.T) {
@@ -12,29 +16,29 @@ func TestMachines(t *testing.T) {
 	walk(t, &instanceMachine)
 }
 
-func walk[S ~uint8](t *testing.T, m *machine[S]) {
+func walk[S ~uint8](t *testing.T, m *machine.Machine[S]) {
 	t.Helper()
-	if len(m.moves) != len(m.names) {
-		t.Fatalf("%s: %d states with moves, %d with a name", m.noun, len(m.moves), len(m.names))
+	if len(m.Moves) != len(m.Names) {
+		t.Fatalf("%s: %d states with moves, %d with a name", m.Noun, len(m.Moves), len(m.Names))
 	}
 	terminal := 0
-	for from := range m.names {
-		if len(m.moves[from]) == 0 {
+	for from := range m.Names {
+		if len(m.Moves[from]) == 0 {
 			terminal++
 		}
-		for next := range m.names {
+		for next := range m.Names {
 			legal := false
-			for _, s := range m.moves[from] {
+			for _, s := range m.Moves[from] {
 				legal = legal || int(s) == next
 			}
 			state := S(from)
-			if crashed := crashes(func() { m.to(&state, S(next)) }); crashed == legal || !crashed && int(state) != next || crashed && int(state) != from {
-				t.Errorf("%s: %s to %s: legal %v, crashed %v, now %s", m.noun, m.names[from], m.names[next], legal, crashed, m.names[state])
+			if crashed := crashes(func() { m.To(&state, S(next)) }); crashed == legal || !crashed && int(state) != next || crashed && int(state) != from {
+				t.Errorf("%s: %s to %s: legal %v, crashed %v, now %s", m.Noun, m.Names[from], m.Names[next], legal, crashed, m.Names[state])
 			}
 		}
 	}
 	if terminal == 0 {
-		t.Errorf("%s has no terminal state", m.noun)
+		t.Errorf("%s has no terminal state", m.Noun)
 	}
 }
 

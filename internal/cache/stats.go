@@ -159,7 +159,7 @@ func (stats *Stats) addPool(c *Cache) {
 		stats.PoolLargestFreeBytes = max(stats.PoolLargestFreeBytes, a.free.LargestFree())
 	}
 	for p := phaseReady; p < phaseEnded; p++ {
-		stats.QueryReservedByPhase[phaseMachine.names[p]] = c.budget.byPhase[p]
+		stats.QueryReservedByPhase[phaseMachine.Names[p]] = c.budget.byPhase[p]
 	}
 	for _, class := range index.Classes {
 		stats.PageEvictionsTotal[class.String()] = c.counters.evictions[class]

@@ -99,7 +99,7 @@ func (c *Cache) Status() Status {
 
 func (c *Cache) instanceStatus(inst *instance) InstanceStatus {
 	status := InstanceStatus{
-		Instance: inst.id, State: instanceMachine.names[inst.state], Facts: inst.facts, Epoch: inst.epoch, PageBytes: inst.geometry.pageBytes,
+		Instance: inst.id, State: instanceMachine.Names[inst.state], Facts: inst.facts, Epoch: inst.epoch, PageBytes: inst.geometry.pageBytes,
 		Leases: len(inst.leases), Reservations: len(inst.reservations), ChargedBytes: map[string]uint64{},
 	}
 	if inst.namespace != nil {
@@ -112,7 +112,7 @@ func (c *Cache) instanceStatus(inst *instance) InstanceStatus {
 		status.Joint = &JointStatus{Operations: len(j.operations), Empty: len(j.empty), Answers: len(j.answers)}
 	}
 	for p := phaseReady; p < phaseEnded; p++ {
-		status.ChargedBytes[phaseMachine.names[p]] = inst.charged[p]
+		status.ChargedBytes[phaseMachine.Names[p]] = inst.charged[p]
 	}
 	for at, slot := range inst.ranks {
 		rank := RankStatus{Rank: slot.number, SliceBytes: slot.sliceBytes, NUMA: slot.numa, Backend: slot.backend, Refusal: slot.refusal}
@@ -134,7 +134,7 @@ func (c *Cache) instanceStatus(inst *instance) InstanceStatus {
 
 func (c *Cache) sessionStatus(s *session) SessionStatus {
 	status := SessionStatus{
-		Session: uint64(s.id), State: sessionMachine.names[s.state], Stalled: s.silent, Role: s.role.String(), Name: s.name,
+		Session: uint64(s.id), State: sessionMachine.Names[s.state], Stalled: s.silent, Role: s.role.String(), Name: s.name,
 		PID: s.process.facts.PID, Command: s.process.facts.Command,
 		Operations: len(s.operations) + len(s.pays), Leases: len(s.leases), Reservations: len(s.reservations),
 	}

@@ -54,7 +54,7 @@ func (k *checker) preparation(p *preparation, refs map[index.Handle]uint32) {
 		k.add(4, "a query waits for %d reads and gave %d up, its counters say %d and %d", reads, old, p.reads, p.old)
 	}
 	if (p.op == nil) != (p.phase == phaseDraining) || p.op != nil && (p.op.state != operationPreparing || p.op.preparation != p) {
-		k.add(4, "a prefix in phase %s does not agree with its query", phaseMachine.names[p.phase])
+		k.add(4, "a prefix in phase %s does not agree with its query", phaseMachine.Names[p.phase])
 	}
 	pages := uint64(len(p.slots) + p.old)
 	if want := pages * p.instance.geometry.pageBytes; p.charged != want {

@@ -81,7 +81,7 @@ func (s *Store) checkWrites() error {
 	for key, w := range s.writes {
 		held += w.bytes
 		if w.key() != key || w.state == writeEnded {
-			return fmt.Errorf("ssd: a page that is %s is kept as one that is being written", writeMachine.names[w.state])
+			return fmt.Errorf("ssd: a page that is %s is kept as one that is being written", writeMachine.Names[w.state])
 		}
 	}
 	if held != s.held {

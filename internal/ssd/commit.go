@@ -88,7 +88,7 @@ func (v *volume) take() group {
 			v.takeBack(w, ReasonDropped)
 			continue
 		}
-		writeMachine.to(&w.state, writeCommitting)
+		writeMachine.To(&w.state, writeCommitting)
 		g.writes = append(g.writes, w)
 		if ns.numbers[v.number] == 0 {
 			v.lastNumber++

@@ -84,7 +84,7 @@ func (v *volume) nextRead() *read {
 }
 
 func (v *volume) begin(r *read) {
-	readMachine.to(&r.state, readReading)
+	readMachine.To(&r.state, readReading)
 	v.reading++
 	v.store.submissions = append(v.store.submissions, submission{v.engine, &blockio.Transfer{
 		File: v.payload, Offset: int64(r.offset), Buffers: v.store.memory(r.Parts), Done: func(err error) { v.arrived(r, err) },
@@ -104,7 +104,7 @@ func (s *Store) memory(parts []Part) [][]byte {
 func (v *volume) arrived(r *read, err error) {
 	s := v.store
 	s.mu.Lock()
-	readMachine.to(&r.state, readChecking)
+	readMachine.To(&r.state, readChecking)
 	r.failure = err
 	v.reading--
 	v.checking++
@@ -139,7 +139,7 @@ func (v *volume) checked(r *read, result *ReadResult) {
 	s := v.store
 	s.mu.Lock()
 	defer s.leave()
-	readMachine.to(&r.state, readEnded)
+	readMachine.To(&r.state, readEnded)
 	v.checking--
 	if result.Reason != "" {
 		s.counters.damaged[FoundByRead]++
@@ -165,7 +165,7 @@ func (v *volume) checked(r *read, result *ReadResult) {
 
 // endRead ends a read that did not begin.
 func (v *volume) endRead(r *read, reason string) {
-	readMachine.to(&r.state, readEnded)
+	readMachine.To(&r.state, readEnded)
 	v.unpin(r.page)
 	v.store.counters.readFailures[reason]++
 	v.store.ends = append(v.store.ends, func() { r.Done(ReadResult{Reason: reason}) })

@@ -144,7 +144,7 @@ func (s *Store) Stats() Stats {
 		VerifyPagesTotal: n.verifyPages, DamagedPagesTotal: maps.Clone(n.damaged),
 	}
 	for state := volumeOn; state <= volumeClosed; state++ {
-		stats.Volumes[volumeMachine.names[state]] = 0
+		stats.Volumes[volumeMachine.Names[state]] = 0
 	}
 	for _, class := range index.Classes {
 		stats.Pages[class.String()] = 0
@@ -160,7 +160,7 @@ func (s *Store) Stats() Stats {
 
 // add counts one volume. The pages of one that is off cannot be read and are not counted.
 func (stats *Stats) add(v *volume) {
-	stats.Volumes[volumeMachine.names[v.state]]++
+	stats.Volumes[volumeMachine.Names[v.state]]++
 	stats.DiskBytes += v.disk
 	stats.WriteInflight += uint64(v.writing)
 	stats.ReadInflight += uint64(v.reading + v.checking)
@@ -188,7 +188,7 @@ func (s *Store) Status() []VolumeStatus {
 	var status []VolumeStatus
 	for _, v := range s.volumes {
 		one := VolumeStatus{
-			Name: v.name, Folder: v.fs.Name(), State: volumeMachine.names[v.state], Reason: v.reason, CapacityBytes: v.capacity,
+			Name: v.name, Folder: v.fs.Name(), State: volumeMachine.Names[v.state], Reason: v.reason, CapacityBytes: v.capacity,
 			PayloadBytes: v.payloadBytes, DiskBytes: v.disk, EngineReason: v.engineReason,
 		}
 		if v.engine != nil {

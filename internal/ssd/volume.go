@@ -130,7 +130,7 @@ func (v *volume) off(reason string) {
 	if !v.on() {
 		return
 	}
-	volumeMachine.to(&v.state, volumeOff)
+	volumeMachine.To(&v.state, volumeOff)
 	v.reason = reason + ". Its pages are misses until a restart; look at the device and at the kernel's log"
 	v.store.say(slog.LevelError, "a volume of the SSD cache is off", "volume", v.name, "reason", v.reason)
 	for _, l := range v.store.lives {
@@ -232,7 +232,7 @@ func (v *volume) shut() error {
 		errs = append(errs, v.payload.Close())
 	}
 	if v.state != volumeClosed {
-		volumeMachine.to(&v.state, volumeClosed)
+		volumeMachine.To(&v.state, volumeClosed)
 	}
 	return errors.Join(errs...)
 }

@@ -101,7 +101,7 @@ func (v *volume) fill() {
 		}
 		w := v.waiting.pop()
 		v.waitingBytes -= w.bytes
-		writeMachine.to(&w.state, writePreparing)
+		writeMachine.To(&w.state, writePreparing)
 		v.filling = true
 		s.leave()
 		w.digest = digestOf(hasher, s.memory(w.Parts))
@@ -195,7 +195,7 @@ func (v *volume) roomFor(w *write) bool {
 // submit begins the transfer of a page and of the header block behind it.
 func (v *volume) submit(w *write) {
 	s := v.store
-	writeMachine.to(&w.state, writeWriting)
+	writeMachine.To(&w.state, writeWriting)
 	w.sequence = v.journal.NextSequence()
 	w.header = v.headers[len(v.headers)-1]
 	v.headers = v.headers[:len(v.headers)-1]
@@ -229,7 +229,7 @@ func (v *volume) wrote(w *write, err error) {
 	case !v.on():
 		v.takeBack(w, ReasonOff)
 	default:
-		writeMachine.to(&w.state, writeWritten)
+		writeMachine.To(&w.state, writeWritten)
 		if len(v.written) == 0 {
 			v.writtenSince = s.config.Now()
 		}
@@ -265,7 +265,7 @@ func (v *volume) settle(w *write) {
 // endWrite ends a page's write and calls its Done.
 func (v *volume) endWrite(w *write, reason string) {
 	s := v.store
-	writeMachine.to(&w.state, writeEnded)
+	writeMachine.To(&w.state, writeEnded)
 	delete(s.writes, w.key())
 	s.held -= w.bytes
 	w.life.writes--
