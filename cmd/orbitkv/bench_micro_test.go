@@ -50,7 +50,8 @@ func benchRun(t *testing.T, arguments ...string) (table string, figures map[stri
 		figures[f.Name] = f
 	}
 	for name, f := range figures {
-		if f.Bench != arguments[0] || f.N < 1 || f.P50 <= 0 || f.Unit == "" || !strings.Contains(out.String(), "| "+name+" ") {
+		shrinks := strings.HasSuffix(name, "growth of the machine's page cache") // what others do to it is in it
+		if f.Bench != arguments[0] || f.N < 1 || f.P50 <= 0 && !shrinks || f.Unit == "" || !strings.Contains(out.String(), "| "+name+" ") {
 			t.Errorf("%+v is no figure of the table", f)
 		}
 		if _, measured := figures[f.Ceiling]; f.Ceiling != "" && !measured {
