@@ -264,7 +264,7 @@ func (m *Manager) stop() error {
 		errs = append(errs, m.sessions.Close())
 	}
 	if m.tier != nil {
-		m.log.Info("closing the SSD tier: what waits to be written is written, as long as that takes a few seconds")
+		m.log.Info("closing the SSD tier: what the disk was told to do is waited for, and what waits to be written is written for a few seconds")
 		errs = append(errs, m.tier.close())
 	}
 	if m.views != nil {
