@@ -48,6 +48,9 @@ func (s *SSD) pages() (sum uint64) {
 // judge says what is wrong with the tier.
 func (s *SSD) judge() (reasons []string) {
 	for _, v := range s.Volumes {
+		if v.Hangs {
+			reasons = append(reasons, fmt.Sprintf("the SSD folder %s hangs, and its pages are misses until it answers: %s; look at the device", v.Name, v.Reason))
+		}
 		if v.State == volumeOff {
 			reasons = append(reasons, fmt.Sprintf("the SSD folder %s is off, and its pages are misses: %s; mend it, then restart the Manager", v.Name, v.Reason))
 		}

@@ -47,7 +47,7 @@ func (c *Cache) extent(op *operation, keys []wire.Key, resident int) int {
 	for ; n < len(keys); n++ {
 		h, state, ok := c.index.Find(ns.handle, op.group, (*index.Key)(&keys[n]))
 		switch {
-		case ok && (state == index.Sealed || c.reads[h.Entry()] != nil):
+		case ok && (state == index.Sealed || c.joinable(h)):
 			if !c.usable(h, &op.instance.usable) {
 				return n
 			}
@@ -56,6 +56,12 @@ func (c *Cache) extent(op *operation, keys []wire.Key, resident int) int {
 		}
 	}
 	return n
+}
+
+// joinable says whether a page is being read by somebody whose read is worth waiting for.
+func (c *Cache) joinable(h index.Handle) bool {
+	r := c.reads[h.Entry()]
+	return r != nil && !c.hangs(r)
 }
 
 // prepare begins to bring pages of a query into the pool. The resident ones are held at once (I1).
@@ -115,11 +121,11 @@ func (c *Cache) advanceOne(p *preparation) bool {
 		c.cut(p, at)
 	case ok && state == index.Sealed:
 		c.fill(p, at, h)
-	case ok && c.reads[h.Entry()] != nil:
+	case ok && c.joinable(h):
 		c.await(p, at, c.reads[h.Entry()])
 		c.counters.coalescedReads++
 	case ok:
-		c.cut(p, at) // an engine publishes it, and nobody knows when
+		c.cut(p, at) // an engine publishes it, or a disk that hangs reads it, and nobody knows when
 	default:
 		return c.startReads(p)
 	}
@@ -192,7 +198,7 @@ func (c *Cache) startRead(p *preparation, i int) bool {
 	}
 	key := &op.keys[p.next]
 	h := c.newPage(ns, op.group, key, parts, c.entryClass(), index.Stored)
-	r := &read{page: h, namespace: ns}
+	r := &read{page: h, namespace: ns, since: c.now}
 	c.reads[h.Entry()] = r
 	if !c.config.Tier.Read(c.tierPage(ns, h, op.group, key), ReadDemand) {
 		delete(c.reads, h.Entry())
@@ -265,6 +271,11 @@ func (p *preparation) complete() int {
 
 // stopOverdue ends the wait of queries whose time is over, for budget or for the tier.
 func (c *Cache) stopOverdue() {
+	for _, p := range slices.Clone(c.preparations) {
+		if p.op != nil && slices.ContainsFunc(p.slots, func(s slot) bool { return s.read != nil && c.hangs(s.read) }) {
+			c.stopReading(p.op)
+		}
+	}
 	if c.config.StopPolicy != Timeout {
 		return
 	}

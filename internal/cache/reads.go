@@ -3,6 +3,7 @@ package cache
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
@@ -15,9 +16,17 @@ type read struct {
 	namespace *namespace
 	wanted    []interest   // in the order in which they joined
 	given     *preparation // who gave the page up first: it is charged until the end, for all that do
-	forgotten bool         // the cache was cleared: the bytes are not for anybody
+	since     time.Time
+	forgotten bool // the cache was cleared: the bytes are not for anybody
 	ended     bool
 }
+
+// readHangsAfter is the age at which nobody joins a read any more and whoever waits for it goes on without it: the disk hangs. The read itself runs to
+// its end (I3).
+const readHangsAfter = 30 * time.Second
+
+// hangs says whether a read takes so long that it is not worth waiting for.
+func (c *Cache) hangs(r *read) bool { return c.now.Sub(r.since) >= readHangsAfter }
 
 // interest is one preparation's place for the page of a read.
 type interest struct {

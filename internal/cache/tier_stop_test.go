@@ -75,3 +75,30 @@ func TestADiskThatHangsKeepsTheBudgetOfItsReadsAlone(t *testing.T) {
 		t.Fatalf("%+v", r.Stats())
 	}
 }
+
+// A read that hangs is waited for by nobody: the queries that did go on without it, later ones do not join it, and it keeps its place until it ends.
+func TestAReadThatHangsEndsThePrefixBeforeIt(t *testing.T) {
+	r, b, e := tierRig(t, Config{}, 3)
+	r.publish(e, keysOf(0, 1))
+	waits := r.query(e, keysOf(0, 3))
+	r.clock.forward(readHangsAfter - 1)
+	r.Tick()
+	r.outcome(e, waits.Operation, 1, wire.OutcomePreparing)
+	r.clock.forward(1)
+	r.Tick()
+	if got := r.outcome(e, waits.Operation, 1, wire.OutcomeReady); got.Pages != 1 {
+		t.Fatalf("%d pages", got.Pages)
+	}
+	if got := r.query(e, keysOf(0, 3)); got.Outcome != wire.OutcomeReady || got.Pages != 1 {
+		t.Fatalf("a read that hangs was joined: %+v", got)
+	}
+	if stats := r.Stats(); stats.WritingBytes != 2*page || len(b.reads) != 2 {
+		t.Fatalf("what is being read was let go: %+v", stats)
+	}
+	r.check()
+	r.endReads(b)
+	if n := r.found(e, keysOf(0, 3)); n != 3 {
+		t.Fatalf("%d pages after the disk answered", n)
+	}
+	r.check()
+}

@@ -37,7 +37,8 @@ const (
 	pageShareBytes   = 32 << 10               // of the share for each page that the index log has room for
 	reclaimEffort    = 4                      // a page that finds no room may evict this many times its own bytes
 	warnEvery        = time.Second            // a volume warns of failed or damaged pages no more often
-	presenceTick     = 5 * time.Second        // how often the files are looked for
+	hangsAfter       = 30 * time.Second       // a read that has been with the device for so long: it hangs, and its pages are misses until it answers
+	presenceTick     = 5 * time.Second        // how often the files, and transfers that hang, are looked for
 	housekeepingTick = 10 * time.Minute       // how often unclaimed namespaces are looked at
 )
 

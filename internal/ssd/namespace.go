@@ -138,7 +138,7 @@ func (s *Store) dropUnclaimed() bool {
 // first victims.
 func (ns *namespace) abandoned() bool { return ns.epoch != 0 && !ns.claimed }
 
-// keep drops what nobody came back for, and looks whether the files are there.
+// keep drops what nobody came back for, and looks whether the files are there and the devices answer.
 func (s *Store) keep() {
 	ticker := time.NewTicker(housekeepingTick)
 	defer ticker.Stop()
@@ -153,6 +153,7 @@ func (s *Store) keep() {
 		case <-presence.C:
 			for _, v := range s.volumes {
 				v.checkPresence()
+				v.checkHanging()
 			}
 		}
 	}

@@ -3,6 +3,8 @@ package ssd
 import (
 	"errors"
 	"io"
+	"log/slog"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 
@@ -86,6 +88,8 @@ func (v *volume) nextRead() *read {
 func (v *volume) begin(r *read) {
 	readMachine.To(&r.state, readReading)
 	v.reading++
+	r.begun = v.store.config.Now()
+	v.running = append(v.running, r)
 	v.store.submissions = append(v.store.submissions, submission{v.engine, &blockio.Transfer{
 		File: v.payload, Offset: int64(r.offset), Buffers: v.store.memory(r.Parts), Done: func(err error) { v.arrived(r, err) },
 	}})
@@ -107,6 +111,7 @@ func (v *volume) arrived(r *read, err error) {
 	readMachine.To(&r.state, readChecking)
 	r.failure = err
 	v.reading--
+	v.running = slices.DeleteFunc(v.running, func(other *read) bool { return other == r })
 	v.checking++
 	v.transferred(reads, err)
 	v.dispatch()
@@ -161,6 +166,37 @@ func (v *volume) checked(r *read, result *ReadResult) {
 		s.counters.readFailures[result.Reason]++
 	}
 	v.dispatch()
+}
+
+// hangs says whether the device has not answered a read for so long that nothing is expected of it. What was submitted stays submitted (I3).
+func (v *volume) hangs() bool {
+	return len(v.running) > 0 && v.store.config.Now().Sub(v.running[0].begun) >= hangsAfter
+}
+
+// checkHanging gives up the reads that wait behind a device that hangs, and tells of its hanging once, and of its end.
+func (v *volume) checkHanging() {
+	s := v.store
+	s.mu.Lock()
+	defer s.leave()
+	if hangs := v.on() && v.hangs(); hangs != v.hung {
+		v.hung = hangs
+		if hangs {
+			s.say(slog.LevelWarn, "the device of the SSD cache does not answer: its pages are misses until it does", "volume", v.name, "after", hangsAfter)
+		} else {
+			s.say(slog.LevelInfo, "the device of the SSD cache answers again", "volume", v.name)
+		}
+	}
+	if !v.hung {
+		return
+	}
+	for p := range v.reads {
+		for v.reads[p].len() > 0 {
+			r := v.reads[p].pop()
+			s.readQueued -= r.bytes
+			v.endRead(r, ReasonHangs)
+		}
+	}
+	v.changed.Broadcast() // whoever gave way to them
 }
 
 // endRead ends a read that did not begin.

@@ -54,20 +54,25 @@ func TestTheScrubberGivesWay(t *testing.T) {
 		r := openRig(t, disks, func(c *Config) { c.ScrubBytesPerSecond, c.ReadInflight = 1<<30, 1 })
 		s := r.namespace(1, 0, small)
 		r.mustWrite(s, numbers(0, 5)...)
+		<-time.After(scrubPause - hangsAfter/4) // the first pass is over, the next one is due while the reads wait
+		synctest.Wait()
 		gate := disks[0].Gate(twin.Read, format.PayloadName)
 		reads := []<-chan ReadResult{r.ask(s, 0, 1, Warm), r.ask(s, 0, 2, Warm)}
 		gate.Wait(1)
 		before := r.store.Stats().ScrubPagesTotal
-		<-time.After(10 * scrubPause)
+		<-time.After(hangsAfter / 2)
 		synctest.Wait()
 		if stats := r.store.Stats(); gate.Held() != 1 || stats.ScrubPagesTotal != before {
 			t.Errorf("the scrubber read while a read waited: %d reads are at the gate", gate.Held())
 		}
+		<-time.After(10 * scrubPause)
+		synctest.Wait()
+		if stats := r.store.Stats(); gate.Held() != 1 || stats.ScrubPagesTotal != before {
+			t.Errorf("the scrubber read from a device that hangs: %d reads are at the gate", gate.Held())
+		}
 		gate.Open()
-		for _, ended := range reads {
-			if result := <-ended; !result.OK {
-				t.Error(result.Reason)
-			}
+		if first, second := <-reads[0], <-reads[1]; !first.OK || second.Reason != ReasonHangs {
+			t.Errorf("%+v and %+v", first, second)
 		}
 		<-time.After(2 * scrubPause)
 		synctest.Wait()

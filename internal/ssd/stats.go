@@ -1,7 +1,9 @@
 package ssd
 
 import (
+	"fmt"
 	"maps"
+	"time"
 
 	"orbitkv/internal/index"
 	"orbitkv/internal/ssd/format"
@@ -117,7 +119,8 @@ type VolumeStatus struct {
 	Name          string `json:"name"`
 	Folder        string `json:"folder"`
 	State         string `json:"state"`            // on, off or closed
-	Reason        string `json:"reason,omitempty"` // why it is off
+	Hangs         bool   `json:"hangs"`            // its device does not answer: its pages are misses until it does
+	Reason        string `json:"reason,omitempty"` // why it is off or hangs
 	Engine        string `json:"engine,omitempty"`
 	EngineReason  string `json:"engine_reason,omitempty"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
@@ -193,6 +196,9 @@ func (s *Store) Status() []VolumeStatus {
 		}
 		if v.engine != nil {
 			one.Engine = v.engine.Name()
+		}
+		if one.Hangs = v.on() && v.hangs(); one.Hangs {
+			one.Reason = fmt.Sprintf("the device has not answered a read for %v", s.config.Now().Sub(v.running[0].begun).Round(time.Second))
 		}
 		if v.on() {
 			one.UsedBytes, one.Pages = v.usedBytes(), v.index.Count(index.Sealed)

@@ -176,8 +176,8 @@ func (s *Store) rest() {
 func (s *Store) Stored(handle uint32, group uint16, key *Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, _, found := s.find(s.namespaces[handle], group, key)
-	return found
+	v, _, found := s.find(s.namespaces[handle], group, key)
+	return found && !v.hangs()
 }
 
 // Wanted says whether Write would take a page as far as the page itself goes: it is neither stored nor being written. Write says, and counts, what else

@@ -46,6 +46,7 @@ const (
 	ReasonDropped = "dropped"  // the namespace was dropped or the store cleared meanwhile
 	ReasonNoSpace = "no_space" // no extent is large enough, or a full device
 	ReasonOff     = "off"      // the volume failed and is off
+	ReasonHangs   = "hangs"    // the device has not answered for so long that what waits behind it is given up
 	ReasonClosed  = "closed"   // the store closes
 )
 
@@ -110,7 +111,8 @@ type read struct {
 	digest  Digest       // that the bytes must have
 	state   readState
 	asked   time.Time
-	failure error // of the transfer
+	begun   time.Time // when it was submitted
+	failure error     // of the transfer
 }
 
 // write is one page on its way to the device.

@@ -225,12 +225,12 @@ func (v *volume) tried(err error) {
 	v.transferred(reads, err)
 }
 
-// turn waits until no read is queued on the volume, and then as long as the rate asks.
+// turn waits until the device answers and no read is queued on the volume, and then as long as the rate asks.
 func (in *inspector) turn(ctx context.Context, bytes uint64) error {
 	v := in.volume
 	s := v.store
 	s.mu.Lock()
-	for v.on() && !s.closing && ctx.Err() == nil && v.reads[Demand].len()+v.reads[Prepare].len()+v.reads[Warm].len() > 0 {
+	for v.on() && !s.closing && ctx.Err() == nil && (v.hangs() || v.reads[Demand].len()+v.reads[Prepare].len()+v.reads[Warm].len() > 0) {
 		v.awaited = true
 		v.await()
 	}
