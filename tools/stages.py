@@ -29,7 +29,7 @@ from runner.report import Outcome, closing
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
-FUZZ_SECONDS = 30
+FUZZ_SECONDS = 20
 LIMIT_S = 2400.0  # Of one stage: a guard against a hang, far above what any takes.
 PURE_GO = {"CGO_ENABLED": "0"}
 GO_TOOL = ("go", "tool", "-modfile=tools/go.mod")
