@@ -121,7 +121,9 @@ def fuzz_one(place: tuple[str, str]) -> bool:
     """Fuzz one target; print its last line of progress, or everything that it said when it found a fault."""
     package, target = place
     lines: list[str] = []
-    options = ("-run", "^$", "-fuzz", f"^{target}$", "-fuzztime", f"{FUZZ_SECONDS}s", "-parallel", "1")
+    # Making an input of 4 KiB smaller takes the fuzzer a minute, and fails when it is under way at the end.
+    spare = ("-fuzzminimizetime", "10x")
+    options = ("-run", "^$", "-fuzz", f"^{target}$", "-fuzztime", f"{FUZZ_SECONDS}s", "-parallel", "1", *spare)
     status = run(("go", "test", *options, package), ROOT, PURE_GO, LIMIT_S, lines.append)
     if status == 0:
         progress = [line.removeprefix("fuzz: ") for line in lines if line.startswith("fuzz: elapsed")]

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	damagedFolders = 150 // of the test; the fuzz target has no end
+	damagedFolders = 600
 	damagesMax     = 4   // of one folder
 )
 
@@ -155,15 +155,6 @@ func TestDamagedFolders(t *testing.T) {
 	if opened < damagedFolders/2 || found < opened*20 {
 		t.Errorf("of %d damaged folders %d opened, with %d pages in all: that proves little", damagedFolders, opened, found)
 	}
-}
-
-func FuzzDamagedFolders(f *testing.F) {
-	a := newArena(64, 2*small)
-	s := newSample(f, a)
-	for seed := range uint64(8) {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, seed uint64) { s.trial(t, a, seed) })
 }
 
 // trial damages a folder. Whatever happened to the files of a volume, it opens or says why not; what is read is what was written; what was cleared stays
