@@ -15,7 +15,7 @@ import (
 
 const (
 	damagedFolders = 600
-	damagesMax     = 4   // of one folder
+	damagesMax     = 4 // of one folder
 )
 
 // sample is a volume with a past: pages that were evicted, dropped and cleared, two logs, and namespaces that are gone.
