@@ -45,15 +45,12 @@ func (k *Stack) Volume() (record.Volume, error) {
 	if err != nil {
 		return v, fmt.Errorf("launch: how the Manager opened %s: %w", path, err)
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	m, err := mountHolding(path)
 	if err != nil {
-		return v, fmt.Errorf("launch: is /proc mounted: %w", err)
+		return v, err
 	}
-	found, ok := mountOf(string(mounts), path)
-	if !ok {
-		return v, fmt.Errorf("launch: /proc/self/mountinfo names no mount that holds %s", path)
-	}
-	v.Findmnt, v.Lsblk = found.facts(), devicesBelow(os.DirFS("/sys"), found.number)
+	v.Findmnt = record.Mount{Target: m.Point, Source: m.Source, FSType: m.Filesystem, Options: m.Options}
+	v.Lsblk = devicesBelow(os.DirFS("/sys"), m.Number)
 	return v, nil
 }
 

@@ -67,12 +67,13 @@ func folderLines(o Options, folder string, share uint64) []Line {
 // deviceLine names file system and device.
 func deviceLine(fsys fs.FS, name, resolved string, made bool) Line {
 	found := "the kernel names no file system for it"
-	m, ok := mountOf(fsys, resolved)
-	if !ok {
+	mounts, err := fs.ReadFile(fsys, "proc/self/mountinfo")
+	m, ok := MountOf(string(mounts), resolved)
+	if err != nil || !ok {
 		return note(name, "mount /proc", "%s", found)
 	}
-	disk, rotating := diskOf(fsys, m.device)
-	found = m.kind + " on " + disk
+	disk, rotating := diskOf(fsys, m.Number)
+	found = m.Filesystem + " on " + disk
 	if rotating {
 		found += ", which rotates"
 	}
@@ -80,15 +81,15 @@ func deviceLine(fsys fs.FS, name, resolved string, made bool) Line {
 		found += "; orbitkv serve makes the folder"
 	}
 	switch {
-	case slices.Contains(kernelKinds, m.kind):
-		return bad(name, "name a folder on a disk", "%s: the kernel's own, which holds no files", m.kind)
-	case hasWord(m.options, "ro"):
-		return bad(name, "mount it for writing: mount -o remount,rw "+m.point, "%s, mounted read-only", found)
-	case m.kind == "tmpfs", m.kind == "ramfs":
-		return note(name, "name a folder on a disk: here pages are in memory twice", "%s: memory, not a disk", m.kind)
-	case m.kind == "overlay":
+	case slices.Contains(kernelKinds, m.Filesystem):
+		return bad(name, "name a folder on a disk", "%s: the kernel's own, which holds no files", m.Filesystem)
+	case hasWord(m.Options, "ro"):
+		return bad(name, "mount it for writing: mount -o remount,rw "+m.Point, "%s, mounted read-only", found)
+	case m.Filesystem == "tmpfs", m.Filesystem == "ramfs":
+		return note(name, "name a folder on a disk: here pages are in memory twice", "%s: memory, not a disk", m.Filesystem)
+	case m.Filesystem == "overlay":
 		return note(name, "mount a volume of the host there: a container's own layer goes with the container and is slower", "%s", found)
-	case strings.HasPrefix(m.kind, "nfs"), m.kind == "cifs", m.kind == "smb3":
+	case strings.HasPrefix(m.Filesystem, "nfs"), m.Filesystem == "cifs", m.Filesystem == "smb3":
 		return note(name, "name a folder on a local disk: reads over a network are rarely faster than recomputing", "%s", found)
 	case rotating:
 		return note(name, "name a folder on a solid-state disk: reads here are slower than recomputing", "%s", found)
@@ -153,39 +154,6 @@ func inside(absolute string) string {
 		return p
 	}
 	return "."
-}
-
-// mount is one line of mountinfo.
-type mount struct {
-	point, kind, options string
-	device               string // major:minor
-}
-
-// mountOf finds the mount that a path lies on: the one with the longest point, and of those on one point the last, which hides the others.
-func mountOf(fsys fs.FS, resolved string) (found mount, ok bool) {
-	text, err := fs.ReadFile(fsys, "proc/self/mountinfo")
-	if err != nil {
-		return mount{}, false
-	}
-	for line := range strings.Lines(string(text)) {
-		_, at, kind, _, parsed := parseMount(line)
-		point := "/" + unescape(at)
-		fields := strings.Fields(line)
-		if !parsed || !holds(point, resolved) || ok && len(point) < len(found.point) {
-			continue
-		}
-		found, ok = mount{point: point, kind: kind, options: fields[5], device: fields[2]}, true
-	}
-	return found, ok
-}
-
-// unescape turns the kernel's octal forms of blanks back.
-func unescape(text string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(text)
-}
-
-func holds(point, p string) bool {
-	return point == "/" || p == point || strings.HasPrefix(p, point+"/")
 }
 
 // diskOf names a block device by its number, and says whether it rotates.
