@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"math"
 	"slices"
 
 	"orbitkv/internal/index"
@@ -64,15 +65,18 @@ func (c *Cache) joinable(h index.Handle) bool {
 	return r != nil && !c.hangs(r)
 }
 
-// prepare begins to bring pages of a query into the pool. The resident ones are held at once (I1).
-func (c *Cache) prepare(op *operation, pages int) {
+// prepare begins to bring pages of a query into the pool. The resident ones are held at once (I1): the leading ones are known already.
+func (c *Cache) prepare(op *operation, leading []index.Handle, pages int) {
 	operationMachine.To(&op.state, operationPreparing)
 	p := &preparation{charge: charge{instance: op.instance, phase: phasePreparing}, op: op, slots: make([]slot, pages)}
 	op.preparation = p
 	op.instance.preparations++
 	c.preparations = append(c.preparations, p)
 	c.charge(&p.charge, uint64(pages)*op.namespace.geometry.pageBytes)
-	for i := range p.slots {
+	for i, h := range leading {
+		c.fill(p, i, h)
+	}
+	for i := len(leading); i < pages; i++ {
 		if h, state, ok := c.index.Find(op.namespace.handle, op.group, (*index.Key)(&op.keys[i])); ok && state == index.Sealed {
 			c.fill(p, i, h)
 		}
@@ -149,13 +153,13 @@ func (c *Cache) startReads(p *preparation) bool {
 	queue := c.config.Tier.ReadRoom()
 	if queue <= 0 {
 		c.counters.backpressure++
-		return len(c.reads) == 0 && c.give(p)
+		return c.cutUnlessReading(p)
 	}
 	n := c.missingRun(p, min(room, queue, ReclaimBatchPages))
-	c.makeRoomNow(op.instance, n)
+	c.makeRoomNow(op.instance, n, math.MaxUint64)
 	have := c.allocate(op.instance, n)
 	if have == 0 {
-		return len(c.reads) == 0 && c.give(p) // what runs brings pages that can be evicted later
+		return c.cutUnlessReading(p)
 	}
 	used := 0
 	for reading := true; reading && used < have && !c.known(op, p.next); used++ { // a key that is named twice takes one place
@@ -173,8 +177,12 @@ func (c *Cache) known(op *operation, at int) bool {
 	return ok
 }
 
-// give ends a prefix at the first page that finds no place and never will by itself.
-func (c *Cache) give(p *preparation) bool {
+// cutUnlessReading ends a prefix at a page that finds no place, in the queue or in the pool, where nothing runs that can change that: reads that run
+// leave the queue and bring pages that can be evicted later. It says false when the preparation waits for them.
+func (c *Cache) cutUnlessReading(p *preparation) bool {
+	if len(c.reads) > 0 {
+		return false
+	}
 	c.cut(p, p.next)
 	return true
 }
@@ -269,27 +277,26 @@ func (p *preparation) complete() int {
 	return len(p.slots)
 }
 
-// stopOverdue ends the wait of queries whose time is over, for budget or for the tier.
+// stopOverdue ends the wait of queries whose time is over, for budget or for the tier, and of those that a disk that hangs keeps waiting.
 func (c *Cache) stopOverdue() {
-	for _, p := range slices.Clone(c.preparations) {
-		if p.op != nil && slices.ContainsFunc(p.slots, func(s slot) bool { return s.read != nil && c.hangs(s.read) }) {
-			c.stopReading(p.op)
-		}
+	overdue := func(op *operation) bool {
+		return c.config.StopPolicy == Timeout && c.now.Sub(op.since) >= c.config.ReadTimeout
 	}
-	if c.config.StopPolicy != Timeout {
-		return
-	}
-	overdue := func(op *operation) bool { return c.now.Sub(op.since) >= c.config.ReadTimeout }
 	for _, op := range slices.Clone(c.waiting) {
 		if op.state == operationWaiting && overdue(op) {
 			c.stopReading(op)
 		}
 	}
 	for _, p := range slices.Clone(c.preparations) {
-		if p.op != nil && overdue(p.op) {
+		if p.op != nil && (overdue(p.op) || c.waitsInVain(p)) {
 			c.stopReading(p.op)
 		}
 	}
+}
+
+// waitsInVain says whether a page of a prefix is being read by a disk that hangs.
+func (c *Cache) waitsInVain(p *preparation) bool {
+	return slices.ContainsFunc(p.slots, func(s slot) bool { return s.read != nil && c.hangs(s.read) })
 }
 
 // finish makes the query of a preparation ready: every page of its prefix is held. A rank may have lost an arena meanwhile.

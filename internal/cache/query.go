@@ -305,7 +305,7 @@ func (c *Cache) serve(op *operation, keys int) {
 	op.cut = keys < len(op.keys)
 	if c.config.Tier != nil && !inst.private && leased == len(found) {
 		if extent := c.extent(op, op.keys[:keys], leased); extent > leased {
-			c.prepare(op, extent)
+			c.prepare(op, found, extent)
 			return
 		}
 	}

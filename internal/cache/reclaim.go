@@ -15,44 +15,41 @@ const reclaimEffort = 4
 // ReclaimBatchPages pages: after as many it rests, and the caller must look anew at all that it knew when rested is true. Only what is short is
 // evicted, by the sizes of the free extents, not by their sum.
 func (c *Cache) makeRoom(inst *instance, n int) (rested bool) {
-	if !c.couldFit(inst) {
-		return false
-	}
-	short, held := uint64(0), 0
 	most := reclaimEffort * uint64(n) * inst.geometry.pageBytes
-	for evicted := uint64(0); evicted < most && inst.state != instanceGone; {
-		if short == 0 {
-			if short = c.shortage(inst, n); short == 0 {
-				break
-			}
-		}
-		bytes, pages := c.reclaim(inst, short, ReclaimBatchPages-held)
-		if bytes == 0 {
-			break
-		}
-		short -= min(short, bytes)
-		evicted += bytes
-		if held += pages; held >= ReclaimBatchPages {
+	for more := true; more && most > 0 && inst.state != instanceGone; {
+		var evicted uint64
+		evicted, more = c.makeRoomNow(inst, n, most)
+		most -= min(most, evicted)
+		if more {
 			c.rest()
-			held, rested = 0, true
+			rested = true
 		}
 	}
 	return rested
 }
 
-// makeRoomNow evicts until n pages of an instance find a place, within one hold of the mutex: at most ReclaimBatchPages pages.
-func (c *Cache) makeRoomNow(inst *instance, n int) {
-	for left := ReclaimBatchPages; left > 0 && c.couldFit(inst); {
-		short := c.shortage(inst, n)
+// makeRoomNow does so within one hold of the mutex: it evicts ReclaimBatchPages pages at most, and no more once it has evicted most bytes. It returns the
+// bytes that came back, and whether the number of pages ended it, so that more may be short.
+func (c *Cache) makeRoomNow(inst *instance, n int, most uint64) (evicted uint64, more bool) {
+	if !c.couldFit(inst) {
+		return 0, false
+	}
+	short, left := uint64(0), ReclaimBatchPages
+	for evicted < most && left > 0 {
 		if short == 0 {
-			return
+			if short = c.shortage(inst, n); short == 0 {
+				return evicted, false
+			}
 		}
 		bytes, pages := c.reclaim(inst, short, left)
 		if bytes == 0 {
-			return
+			return evicted, false
 		}
+		short -= min(short, bytes)
+		evicted += bytes
 		left -= pages
 	}
+	return evicted, left <= 0
 }
 
 // shortage is the bytes that must at least come back before n pages of an instance can find a place.
