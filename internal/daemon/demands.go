@@ -113,8 +113,7 @@ func (n demand) pass(to audience) {
 }
 
 func (t *tier) tell(namespace uint32, group uint16, key *wire.Key) (lacking bool) {
-	t.store.Demanded(namespace, group, (*ssd.Key)(key))
-	return t.store.Wanted(namespace, group, (*ssd.Key)(key))
+	return t.store.Demanded(namespace, group, (*ssd.Key)(key))
 }
 
 func (t *tier) offer(namespace uint32, group uint16, keys []wire.Key) {

@@ -189,13 +189,7 @@ func (v *volume) checkHanging() {
 	if !v.hung {
 		return
 	}
-	for p := range v.reads {
-		for v.reads[p].len() > 0 {
-			r := v.reads[p].pop()
-			s.readQueued -= r.bytes
-			v.endRead(r, ReasonHangs)
-		}
-	}
+	v.refuseReads(ReasonHangs)
 	v.changed.Broadcast() // whoever gave way to them
 }
 

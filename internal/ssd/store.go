@@ -186,13 +186,13 @@ func (s *Store) Wanted(handle uint32, group uint16, key *Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ns := s.namespaces[handle]
-	if ns == nil {
-		return false
-	}
-	if _, _, found := s.find(ns, group, key); found {
-		return false
-	}
-	return s.writes[pageKey{ns.life.number, group, *key}] == nil
+	_, _, found := s.find(ns, group, key)
+	return !found && s.unwritten(ns, group, key)
+}
+
+// unwritten says whether a namespace is there and a page of it is not being written.
+func (s *Store) unwritten(ns *namespace, group uint16, key *Key) bool {
+	return ns != nil && s.writes[pageKey{ns.life.number, group, *key}] == nil
 }
 
 // find returns the volume and the record of a page that can be read. A page is on one volume at most.
@@ -211,14 +211,18 @@ func (s *Store) find(ns *namespace, group uint16, key *Key) (*volume, index.Hand
 	return nil, index.Handle{}, false
 }
 
-// Demanded says that a request asked for a page: it becomes the one used last of the retained class. A page that is not stored is passed over.
-func (s *Store) Demanded(handle uint32, group uint16, key *Key) {
+// Demanded says that a request asked for a page: it becomes the one used last of the retained class. A page that is not stored is passed over; lacking
+// says whether Write would take it, as Wanted does.
+func (s *Store) Demanded(handle uint32, group uint16, key *Key) (lacking bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v, h, found := s.find(s.namespaces[handle], group, key); found {
+	ns := s.namespaces[handle]
+	v, h, found := s.find(ns, group, key)
+	if found {
 		s.counters.demanded++
 		v.retain(h)
 	}
+	return !found && s.unwritten(ns, group, key)
 }
 
 // Drop forgets a page whose bytes were wrong before they were written, so that their digest does not tell. A read of it that has begun ends as it may.

@@ -126,14 +126,14 @@ func (in *inspector) pass(ctx context.Context, each func(bytes uint64, p *Proble
 			return err
 		}
 		ns := l.namespace
-		if reason == "" {
-			each(ns.pageBytes, nil)
-			continue
+		var problem *Problem
+		if reason != "" {
+			problem = &Problem{
+				Volume: v.name, Identity: ns.identity, Epoch: ns.epoch, Group: page.Group, Key: page.Key, Offset: page.Location,
+				Bytes: ns.pageBytes, Reason: reason,
+			}
 		}
-		each(ns.pageBytes, &Problem{
-			Volume: v.name, Identity: ns.identity, Epoch: ns.epoch, Group: page.Group, Key: page.Key, Offset: page.Location,
-			Bytes: ns.pageBytes, Reason: reason,
-		})
+		each(ns.pageBytes, problem)
 	}
 	return ctx.Err()
 }
