@@ -128,12 +128,13 @@ def fuzz_one(place: tuple[str, str]) -> bool:
     # The fuzzer sometimes calls its own end a failure; one that found something has written the input.
     ended = any(line.strip() == "context deadline exceeded" for line in lines)
     found = any("Failing input written" in line for line in lines)
-    if status == 0 or (ended and not found):
+    sound = status == 0 or (ended and not found)
+    if sound:
         progress = [line.removeprefix("fuzz: ") for line in lines if line.startswith("fuzz: elapsed")]
         show(f"ok   {package} {target}: {progress[-1] if progress else 'no progress was told'}")
     else:
         show("\n".join((f"FAIL {package} {target}", *lines)))
-    return status == 0 or (ended and not found)
+    return sound
 
 
 def fuzz_targets() -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -45,14 +44,6 @@ def without_tier(rig: Rig) -> Iterator[None]:
     """Serve a Manager without the tier after this module."""
     yield
     rig.serve()
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Volume]:
-    """Return an empty folder for the tier; what is stalled at the end goes on, so that a Manager can end."""
-    volume = Volume(tmp_path / "ssd")
-    yield volume
-    volume.resume()
 
 
 def serve(rig: Rig, config: EngineConfig, volume: Volume, fault: str = "", pool: str = "256mib") -> Engine:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from python.tests.manager.conftest import Start
@@ -26,14 +25,6 @@ PAGES = 100
 TOKENS = 20 * PAGE + 1
 PASSES, PASSES_MAX = 150, 20_000
 RESTORED = 60
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Volume]:
-    """Return an empty folder for the tier; what is stalled at the end goes on."""
-    volume = Volume(tmp_path / "ssd")
-    yield volume
-    volume.resume()
 
 
 @pytest.fixture

@@ -28,14 +28,6 @@ Act = Callable[[], object]
 
 
 @pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Volume]:
-    """Return an empty folder for the tier; what is stalled at the end goes on."""
-    volume = Volume(tmp_path / "ssd")
-    yield volume
-    volume.resume()
-
-
-@pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
     """Return the folder of a small file system of its own; skips where none may be mounted."""
     image, folder = tmp_path / "image", tmp_path / "mounted"

@@ -23,12 +23,6 @@ MIB = 1 << 20
 NUMBERS = itertools.count()  # of instances: a name is free again only when the Manager has seen the end of its last one
 
 
-@pytest.fixture
-def volume(tmp_path: Path) -> Volume:
-    """Return an empty folder for the tier."""
-    return Volume(tmp_path / "ssd")
-
-
 def store(manager: ManagerProcess, keys: bytes, shape: Shape | None = None) -> None:
     """Publish pages and return when they are on the SSD alone."""
     before = tier.stored(manager)

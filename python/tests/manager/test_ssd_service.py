@@ -27,12 +27,6 @@ LIMIT_S = 120.0
 
 
 @pytest.fixture
-def volume(tmp_path: Path) -> Volume:
-    """Return an empty folder for the tier."""
-    return Volume(tmp_path / "ssd")
-
-
-@pytest.fixture
 def start(start_manager: Start, volume: Volume) -> Start:
     """Return a function that starts a Manager with a pool of 64 MiB and the tier."""
     return lambda *options: start_manager("64mib", *volume.options(), *options)

@@ -27,12 +27,6 @@ POOL_BYTES = 16 << 20
 WORKING_SET = ssd_crowd.PREFIXES * ssd_crowd.PAGES * ssd_crowd.SHAPE.slice_bytes
 
 
-@pytest.fixture
-def volume(tmp_path: Path) -> Volume:
-    """Return an empty folder for the tier."""
-    return Volume(tmp_path / "ssd")
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_managers_that_are_killed_under_load(start_manager: Start, orbitkv_binary: Path, volume: Volume) -> None:
     manager = start_manager(ssd_kills.POOL, *volume.options(capacity=str(ssd_kills.CAPACITY_BYTES)))

@@ -50,3 +50,16 @@ def context(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("ORBITKV_SOCKET", str(tmp_path / "absent.sock"))
     with contexts(model) as make:
         yield make
+
+
+@pytest.fixture(scope="module")
+def configured() -> Iterator[None]:
+    """Give SGLang's objects the configuration of a server on a CPU."""
+    from sglang.srt.runtime_context import get_context
+
+    from harness.sglang_cache import PAGE
+
+    override = get_context().override_server_args(page_size=PAGE, device="cpu", attention_backend="torch_native")
+    override.install()
+    yield
+    override.restore()

@@ -12,7 +12,6 @@ from harness import sglang_modules  # noqa: F401
 import numpy as np
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang.srt.runtime_context import get_context
 
 from harness.base import words
 from harness.gate import FOLDER, PUBLISH, RESTORE, Gate, gated_backend
@@ -22,17 +21,10 @@ from orbitkv.adapter import backends
 from orbitkv.adapter.copies import POISON
 from orbitkv.adapter.logs import LOGGER
 
+pytestmark = pytest.mark.usefixtures("configured")
+
 PAGES = 8
 EPOCH = 0xC0FFEE
-
-
-@pytest.fixture(scope="module", autouse=True)
-def configured() -> Iterator[None]:
-    """Give SGLang's objects the configuration of a server on a CPU."""
-    override = get_context().override_server_args(page_size=PAGE, device="cpu", attention_backend="torch_native")
-    override.install()
-    yield
-    override.restore()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from harness import sglang_modules  # noqa: F401
 
 # isort: split
 import pytest
-from sglang.srt.runtime_context import get_context
 
 from harness import ssd as tier
 from harness.base import words
@@ -17,25 +16,10 @@ from harness.manager import ManagerProcess, eventually
 from harness.sglang_cache import PAGE, CacheRig
 from harness.ssd import STALLING, Volume
 
+pytestmark = pytest.mark.usefixtures("configured")
+
 PAGES = 12
 Make = Callable[..., CacheRig]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def configured() -> Iterator[None]:
-    """Give SGLang's objects the configuration of a server on a CPU."""
-    override = get_context().override_server_args(page_size=PAGE, device="cpu", attention_backend="torch_native")
-    override.install()
-    yield
-    override.restore()
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Volume]:
-    """Return an empty folder for the tier; what is stalled at the end goes on, so that the Manager can end."""
-    volume = Volume(tmp_path / "ssd")
-    yield volume
-    volume.resume()
 
 
 @pytest.fixture
