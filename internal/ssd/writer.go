@@ -54,7 +54,7 @@ func (s *Store) admit(w *Write, bytes uint64) (*volume, string) {
 	return s.choose(bytes)
 }
 
-// choose takes the volume with the largest share of free space, what waits to be written to it counted as gone. So volumes fill evenly, and a slow one
+// choose takes the volume with the largest share of free space, the extents of what waits to be written to it counted as gone. So volumes fill evenly, and a slow one
 // gets less once all are full.
 func (s *Store) choose(bytes uint64) (best *volume, reason string) {
 	reason = SkipOff
@@ -73,7 +73,8 @@ func (s *Store) choose(bytes uint64) (best *volume, reason string) {
 			}
 			continue
 		}
-		share := (float64(v.space.FreeBytes()+v.limbo) - float64(v.waitingBytes)) / float64(v.space.Bytes())
+		gone := v.waitingBytes + uint64(v.waiting.len())*format.PageHeaderBytes
+		share := (float64(v.space.FreeBytes()+v.limbo) - float64(gone)) / float64(v.space.Bytes())
 		if best == nil || share > bestShare {
 			best, bestShare, reason = v, share, ""
 		}
