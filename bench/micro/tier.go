@@ -84,7 +84,7 @@ func (t *tier) open() error {
 		return err
 	}
 	t.store, err = ssd.Open(ssd.Config{
-		Volumes: []ssd.VolumeConfig{{FS: faulty.Wrap(disk, t.rules)}}, CapacityBytes: t.capacity, Backend: t.engine,
+		Volumes: []ssd.VolumeConfig{{FS: nameless{faulty.Wrap(disk, t.rules)}}}, CapacityBytes: t.capacity, Backend: t.engine,
 		Memory: func(location, bytes uint64) []byte { return t.memory[location:][:bytes] }, MemoryRegions: [][]byte{t.memory},
 	})
 	if err != nil {
@@ -99,6 +99,23 @@ func (t *tier) open() error {
 	}
 	return os.Remove(path)
 }
+
+// nameless is a folder whose payload loses its name on purpose, which the store takes for a deletion under it.
+type nameless struct{ vfs.FS }
+
+// Open opens a file that says that it has a name.
+func (n nameless) Open(name string, mode vfs.Mode) (vfs.File, error) {
+	file, err := n.FS.Open(name, mode)
+	if err != nil {
+		return nil, err
+	}
+	return namelessFile{file}, nil
+}
+
+type namelessFile struct{ vfs.File }
+
+// Named says what the store would like to hear.
+func (namelessFile) Named() (bool, error) { return true, nil }
 
 // close ends the store and removes its folder.
 func (t *tier) close() error {
