@@ -7,10 +7,12 @@ const (
 	pageMagic       = "ORBKVPAG"
 )
 
-// Superblock says whose a folder is and how its files are laid out. It is written once, when the volume is made.
+// Superblock says whose a folder is, how its files are laid out, and what was cleared. It is written anew, whole or not at all, when one of these
+// changes.
 type Superblock struct {
 	Volume       [16]byte // random, names the volume
 	PayloadBytes uint64   // size of the payload file
+	Cleared      uint64   // the highest sequence that had been given out when the volume was cleared last; no page up to it exists
 }
 
 const (
@@ -21,7 +23,9 @@ const (
 	superRecordAt     = 48
 	superLogHeaderAt  = 52
 	superPageHeaderAt = 56
-	superRestAt       = 60
+	superZeroAt       = 60
+	superClearedAt    = 64
+	superRestAt       = 72
 )
 
 // Encode writes the superblock into the first SuperblockBytes of b.
@@ -35,6 +39,7 @@ func (s *Superblock) Encode(b []byte) {
 	little.PutUint32(b[superRecordAt:], RecordBytes)
 	little.PutUint32(b[superLogHeaderAt:], LogHeaderBytes)
 	little.PutUint32(b[superPageHeaderAt:], PageHeaderBytes)
+	little.PutUint64(b[superClearedAt:], s.Cleared)
 	seal(b)
 }
 
@@ -49,7 +54,9 @@ func DecodeSuperblock(b []byte) (s Superblock, err error) {
 		little.Uint32(b[superPageHeaderAt:]) == PageHeaderBytes
 	copy(s.Volume[:], b[superVolumeAt:])
 	s.PayloadBytes = little.Uint64(b[superPayloadAt:])
-	if !layout || s.Volume == [16]byte{} || s.PayloadBytes%Granule != 0 || !zero(b[superRestAt:SuperblockBytes-sumBytes]) {
+	s.Cleared = little.Uint64(b[superClearedAt:])
+	if !layout || s.Volume == [16]byte{} || s.PayloadBytes%Granule != 0 || !zero(b[superZeroAt:superClearedAt]) ||
+		!zero(b[superRestAt:SuperblockBytes-sumBytes]) {
 		return Superblock{}, ErrMalformed
 	}
 	return s, nil
@@ -61,7 +68,6 @@ type LogHeader struct {
 	Generation uint64 // random, names the log: each of its records bears it
 	Snapshot   uint64 // records that were written with the header, before the log took its name
 	Sequence   uint64 // the highest sequence that was given out when the log was made
-	Cleared    uint64 // the highest sequence that was given out when the volume was cleared last; no page up to it exists
 }
 
 const (
@@ -69,8 +75,7 @@ const (
 	logGenerationAt = 32
 	logSnapshotAt   = 40
 	logSequenceAt   = 48
-	logClearedAt    = 56
-	logRestAt       = 64
+	logRestAt       = 56
 )
 
 // Encode writes the header into the first LogHeaderBytes of b.
@@ -81,7 +86,6 @@ func (h *LogHeader) Encode(b []byte) {
 	little.PutUint64(b[logGenerationAt:], h.Generation)
 	little.PutUint64(b[logSnapshotAt:], h.Snapshot)
 	little.PutUint64(b[logSequenceAt:], h.Sequence)
-	little.PutUint64(b[logClearedAt:], h.Cleared)
 	seal(b)
 }
 
@@ -95,8 +99,7 @@ func DecodeLogHeader(b []byte) (h LogHeader, err error) {
 	h.Generation = little.Uint64(b[logGenerationAt:])
 	h.Snapshot = little.Uint64(b[logSnapshotAt:])
 	h.Sequence = little.Uint64(b[logSequenceAt:])
-	h.Cleared = little.Uint64(b[logClearedAt:])
-	if h.Generation == 0 || h.Cleared > h.Sequence || !zero(b[logRestAt:LogHeaderBytes-sumBytes]) {
+	if h.Generation == 0 || !zero(b[logRestAt:LogHeaderBytes-sumBytes]) {
 		return LogHeader{}, ErrMalformed
 	}
 	return h, nil

@@ -24,7 +24,7 @@ const (
 )
 
 // Version is the only version of all four structures that this package writes and reads.
-const Version = 1
+const Version = 2
 
 // The names of a volume's files.
 const (

@@ -33,8 +33,8 @@ func samples() map[string][]byte {
 	count(digest[:], 0x30)
 	count(identity[:], 0x50)
 	count(key[:], 0x80)
-	super := Superblock{Volume: volume, PayloadBytes: 0x0102030405060000}
-	header := LogHeader{Volume: volume, Generation: 0x1112131415161718, Snapshot: 0x2122232425262728, Sequence: 0x7132333435363738, Cleared: 0x4142434445464748}
+	super := Superblock{Volume: volume, PayloadBytes: 0x0102030405060000, Cleared: 0x4142434445464748}
+	header := LogHeader{Volume: volume, Generation: 0x1112131415161718, Snapshot: 0x2122232425262728, Sequence: 0x7132333435363738}
 	paged := PageHeader{
 		Volume: volume, Identity: identity, Epoch: 0x5152535455565758, PageBytes: 0x6162636465666768, Key: key, Group: 0x7172,
 		Offset: 0x0182838485869000, Bytes: 0x919293949596A000, Digest: digest, Sequence: 0xA1A2A3A4A5A6A7A8,

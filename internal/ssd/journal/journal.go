@@ -32,6 +32,7 @@ const (
 // Limits are what records are held against.
 type Limits struct {
 	PayloadBytes uint64 // size of the payload file
+	Cleared      uint64 // the superblock's: no page up to this sequence exists
 }
 
 // Put is a stored page.
@@ -62,7 +63,7 @@ type Journal struct {
 	generation uint64
 	records    uint64        // in the file
 	sequence   atomic.Uint64 // the highest that was given out
-	cleared    uint64        // the sequence of the last clear
+	cleared    uint64        // the sequence of the last clear, whether it is durable or not
 	namespaces table
 	pending    []format.Record
 	anew       bool  // the pending records take the place of the log: it was cleared
@@ -117,8 +118,8 @@ func (j *Journal) DropNamespace(number uint32) {
 	j.add(format.Record{Kind: format.KindDropNamespace, Namespace: number})
 }
 
-// Clear forgets all pages and keeps the namespaces. The Commit that makes it durable begins a new log, so that no damage to a record can bring
-// cleared pages back, and a repair takes no page that was written before.
+// Clear forgets all pages and keeps the namespaces. The Commit that follows begins a new log. What makes a clear durable, whatever becomes of a log, is
+// the superblock: the caller writes Cleared into it before that Commit.
 func (j *Journal) Clear() {
 	j.anew, j.cleared = true, j.sequence.Load()
 	j.pending = j.pending[:0]
@@ -189,6 +190,16 @@ func (j *Journal) Compact(puts iter.Seq[Put]) error {
 	j.anew, j.pending = false, j.pending[:0]
 	return nil
 }
+
+// Renew is Compact for a journal that a failed Commit or Compact broke: a log in another file is written from memory alone, so that it does not matter
+// what the device kept of the old one. The journal is whole again when it succeeds.
+func (j *Journal) Renew(puts iter.Seq[Put]) error {
+	j.failed = nil
+	return j.Compact(puts)
+}
+
+// Cleared is the sequence of the last clear: no page up to it exists.
+func (j *Journal) Cleared() uint64 { return j.cleared }
 
 // Records is how many records the log holds.
 func (j *Journal) Records() uint64 { return j.records }

@@ -51,7 +51,13 @@ func pageOf(j *Journal, namespace uint32, number, place int) Put {
 
 func open(t testing.TB, fs vfs.FS) (*Journal, State) {
 	t.Helper()
-	j, state, err := Open(fs, volume, limits)
+	return openCleared(t, fs, 0)
+}
+
+// openCleared opens a volume whose superblock says so.
+func openCleared(t testing.TB, fs vfs.FS, cleared uint64) (*Journal, State) {
+	t.Helper()
+	j, state, err := Open(fs, volume, Limits{limits.PayloadBytes, cleared})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,4 +321,37 @@ func TestAPageWhoseNamespaceWasDroppedIsNotRecorded(t *testing.T) {
 func seal(b []byte) {
 	end := len(b) - 4
 	binary.LittleEndian.PutUint32(b[end:], crc32.Checksum(b[:end], crc32.MakeTable(crc32.Castagnoli)))
+}
+
+// A journal that a failed commit broke is whole again when a new log is written, which owes nothing to what the old one holds; a full disk keeps no
+// part of one that could not be.
+func TestAFailedJournalIsRenewed(t *testing.T) {
+	fs := twin.New(1)
+	j, _ := open(t, fs)
+	j.Namespace(namespaceOf(1))
+	kept, failed, next := pageOf(j, 1, 1, 0), pageOf(j, 1, 2, 1), pageOf(j, 1, 3, 2)
+	j.Put(kept)
+	commit(t, j)
+	fs.Fail(twin.Rule{Operation: twin.Sync, Name: format.IndexName, Err: unix.EIO})
+	j.Put(failed)
+	if err := j.Commit(); !errors.Is(err, unix.EIO) {
+		t.Fatalf("a commit whose barrier failed ended with %v", err)
+	}
+	fs.Fail(twin.Rule{Operation: twin.Write, Name: format.IndexNewName, Moved: 100, Err: unix.ENOSPC})
+	if err := j.Renew(slices.Values([]Put{kept})); !errors.Is(err, unix.ENOSPC) || slices.Contains(fs.Names(), format.IndexNewName) {
+		t.Fatalf("on a full disk: %v, and the folder has %v", err, fs.Names())
+	}
+	if err := j.Commit(); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("a commit to a journal that is broken ended with %v", err)
+	}
+	if err := j.Renew(slices.Values([]Put{kept})); err != nil {
+		t.Fatal(err)
+	}
+	j.Put(next)
+	commit(t, j)
+	for range 8 {
+		_, state := open(t, fs.Crash())
+		wantPuts(t, state, kept, next)
+		wantProblems(t, state, nil)
+	}
 }

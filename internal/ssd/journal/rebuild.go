@@ -16,20 +16,20 @@ const scanBytes = 8 << 20
 
 // Rebuild makes the index log of a volume anew from the header blocks in its payload file, in place of whatever log there is, and returns what the new
 // one says. Nobody else may have the volume open. Of pages that overlap the one written last is taken, and of those under one key too; pages that were
-// dropped and not yet written over come back, those from before the last Clear do not, as long as the old log's header can be read. Digests are
+// dropped and not yet written over come back, those from before the last clear do not. Digests are
 // not compared: a reader does that anyway. progress is called with bytes of the payload. After an error the old log stands as it was.
 func Rebuild(ctx context.Context, fs vfs.FS, payload vfs.File, volume [16]byte, limits Limits, progress func(done, total uint64)) (State, error) {
 	header, err := lastHeader(fs, volume)
 	if err != nil {
 		return State{}, remedied(fs, err)
 	}
-	s := &scan{volume: volume, limits: limits, cleared: header.Cleared, numbers: map[Namespace]uint32{}, state: State{Problems: map[string]uint64{}}}
+	s := &scan{volume: volume, limits: limits, numbers: map[Namespace]uint32{}, state: State{Problems: map[string]uint64{}}}
 	if err := s.run(ctx, payload, progress); err != nil {
 		return State{}, fmt.Errorf("payload of %s: %w", fs.Name(), err)
 	}
 	s.settle()
-	j := &Journal{fs: fs, volume: volume, cleared: header.Cleared, namespaces: newTable(s.state.Namespaces)}
-	j.sequence.Store(max(header.Sequence, s.sequence))
+	j := &Journal{fs: fs, volume: volume, cleared: limits.Cleared, namespaces: newTable(s.state.Namespaces)}
+	j.sequence.Store(max(header.Sequence, s.sequence, limits.Cleared))
 	if err := j.Compact(slices.Values(s.state.Puts)); err != nil {
 		return State{}, err
 	}
@@ -68,7 +68,6 @@ func lastHeader(fs vfs.FS, volume [16]byte) (header format.LogHeader, err error)
 type scan struct {
 	volume   [16]byte
 	limits   Limits
-	cleared  uint64
 	sequence uint64               // the highest seen
 	numbers  map[Namespace]uint32 // by namespaces whose Number is zero
 	state    State
@@ -124,7 +123,7 @@ func (s *scan) blocks(chunk []byte, offset uint64) {
 // page takes the page whose header block was found at an offset.
 func (s *scan) page(h *format.PageHeader, found uint64) {
 	switch {
-	case h.Volume != s.volume || h.Sequence <= s.cleared:
+	case h.Volume != s.volume || h.Sequence <= s.limits.Cleared:
 		s.state.Problems[Stale]++
 		return
 	case !format.Fits(h.Offset, h.Bytes, s.limits.PayloadBytes) || h.Offset+h.Bytes != found:

@@ -56,8 +56,8 @@ func Examine(fs vfs.FS, volume [16]byte, limits Limits) (*Journal, State, error)
 }
 
 func openLog(fs vfs.FS, volume [16]byte, limits Limits, load func(*Journal, Limits, *State) error) (*Journal, State, error) {
-	j := &Journal{fs: fs, volume: volume, namespaces: newTable(nil)}
-	j.startAbove(0)
+	j := &Journal{fs: fs, volume: volume, namespaces: newTable(nil), cleared: limits.Cleared}
+	j.startAbove(limits.Cleared)
 	state := State{Problems: map[string]uint64{}}
 	exists, err := fs.Exists(format.IndexName)
 	if err == nil && exists {
@@ -119,12 +119,11 @@ func (j *Journal) read(limits Limits, state *State) error {
 	r.finish(state)
 	j.namespaces = newTable(state.Namespaces)
 	j.generation, j.records = header.Generation, state.Records
-	j.startAbove(r.sequence)
-	j.cleared = header.Cleared
+	j.startAbove(max(r.sequence, limits.Cleared))
 	return nil
 }
 
-// startAbove lets sequences begin above all that were ever given out: the highest that is recorded, and those of pages that no record tells of, since
+// startAbove lets sequences begin above all that were ever given out: the highest that is recorded or cleared, and those of pages that no record tells of, since
 // they were never recorded or the log is lost. The latter is for the clock to say, in microseconds; pages are not written so fast.
 func (j *Journal) startAbove(recorded uint64) {
 	j.sequence.Store(max(recorded+sequenceGap, uint64(max(0, time.Now().UnixMicro()))))

@@ -38,6 +38,13 @@ func named(number uint64) format.Record {
 	return namespaceRecord(&n)
 }
 
+// renumbered is a namespace under another number than its own.
+func renumbered(number uint64, to uint32) format.Record {
+	r := named(number)
+	r.Namespace = to
+	return r
+}
+
 func stored(p Put) format.Record {
 	n := namespaceOf(uint64(p.Namespace))
 	return format.Record{
@@ -129,9 +136,6 @@ func TestWhatDoesNotCountIsCountedOnce(t *testing.T) {
 		"a record of another place": {
 			written(plain, named(1), stored(a), put(b, func(r *format.Record) { r.Number = 3 }), stored(c)), []Put{a, c}, map[string]uint64{Stale: 1},
 		},
-		"a page from before the clear": {
-			written(format.LogHeader{Sequence: 9, Cleared: 1}, named(1), stored(a), stored(b)), []Put{b}, map[string]uint64{Stale: 1},
-		},
 		"a key twice": {
 			written(plain, named(1), stored(a), stored(b), stored(with(c, func(p *Put) { p.Key, p.Group = a.Key, a.Group }))),
 			[]Put{b, with(c, func(p *Put) { p.Key, p.Group = a.Key, a.Group })},
@@ -158,6 +162,11 @@ func TestWhatDoesNotCountIsCountedOnce(t *testing.T) {
 			[]Put{with(c, func(p *Put) { p.Offset -= format.Granule }), d},
 			map[string]uint64{Overlapping: 1},
 		},
+		"a namespace under a second number": {
+			written(plain, named(1), stored(a), renumbered(1, 2), put(b, func(r *format.Record) { r.Namespace = 2 }), stored(c)),
+			[]Put{with(b, func(p *Put) { p.Namespace = 2 })},
+			map[string]uint64{UnknownNamespace: 1},
+		},
 		"a dropped namespace's page where another one lies": {
 			written(plain, named(1), stored(a), format.Record{Kind: format.KindDropNamespace, Namespace: 1}, named(1), stored(page(2, 0))), []Put{page(2, 0)}, nil,
 		},
@@ -173,6 +182,9 @@ func TestWhatDoesNotCountIsCountedOnce(t *testing.T) {
 				t.Fatalf("the log had %d bytes, not %d; there are %v", len(test.log), state.Bytes, fs.Names())
 			}
 			e := page(100_000, 40)
+			if len(state.Namespaces) > 0 {
+				e.Namespace = state.Namespaces[0].Number
+			}
 			j.Put(e)
 			commit(t, j)
 			_, state = reopened(t, fs, j)
@@ -185,14 +197,50 @@ func TestWhatDoesNotCountIsCountedOnce(t *testing.T) {
 	}
 }
 
+// A page from before a clear does not count, whatever index says that it is stored, and sequences go on above the clear though the clock was set back.
+func TestPagesFromBeforeAClearDoNotCount(t *testing.T) {
+	const ahead = 1 << 62 // of what the clock gives sequences
+	a, b := page(1, 0), page(2, 1)
+	a.Sequence, b.Sequence = ahead, ahead+1
+	for name, log := range map[string][]byte{
+		"an old index": written(format.LogHeader{Sequence: 9}, named(1), stored(a), stored(b)),
+		"no index":     nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			fs := twin.New(1)
+			var want []Put
+			if log != nil {
+				write(t, fs, format.IndexName, log)
+				want = []Put{b}
+			}
+			j, state := openCleared(t, fs, ahead)
+			wantPuts(t, state, want...)
+			if log != nil {
+				wantProblems(t, state, map[string]uint64{Stale: 1})
+			}
+			j.Namespace(namespaceOf(1))
+			c := page(3, 2)
+			c.Sequence = j.NextSequence()
+			j.Put(c)
+			commit(t, j)
+			if err := j.Close(); err != nil {
+				t.Fatal(err)
+			}
+			_, state = openCleared(t, fs, ahead)
+			wantPuts(t, state, c)
+			wantProblems(t, state, nil)
+		})
+	}
+}
+
 func TestWhatOthersWroteIsRefusedAndStays(t *testing.T) {
 	newer := written(format.LogHeader{}, named(1))
 	other := bytes.Clone(newer)
 	(&format.LogHeader{Volume: [16]byte{1}, Generation: generation}).Encode(other)
 	newerRecord := bytes.Clone(newer)
-	newer[8] = 2
+	newer[8] = format.Version + 1
 	seal(newer[:format.LogHeaderBytes])
-	newerRecord[format.LogHeaderBytes+2] = 2
+	newerRecord[format.LogHeaderBytes+2] = format.Version + 1
 	seal(newerRecord[format.LogHeaderBytes:])
 	for name, test := range map[string]struct {
 		log  []byte
@@ -254,10 +302,10 @@ func TestNoDamageBringsAPageThatWasNeverPut(t *testing.T) {
 }
 
 // replayed is what the records of a log say.
-func replayed(t *testing.T, header format.LogHeader, records []byte) (State, error) {
+func replayed(t *testing.T, header format.LogHeader, cleared uint64, records []byte) (State, error) {
 	t.Helper()
 	state := State{Problems: map[string]uint64{}}
-	r := newReplay(header, limits, state.Problems)
+	r := newReplay(header, Limits{limits.PayloadBytes, cleared}, state.Problems)
 	r.reserve(0)
 	for number := uint64(0); len(records) >= format.RecordBytes; number++ {
 		if err := r.slot(records[:format.RecordBytes], number); err != nil {
@@ -284,8 +332,8 @@ func FuzzReplay(f *testing.F) {
 		for at := 0; len(records)-at >= format.RecordBytes; at += format.RecordBytes {
 			seal(records[at:][:format.RecordBytes])
 		}
-		header := format.LogHeader{Generation: generation, Cleared: cleared}
-		state, err := replayed(t, header, records)
+		header := format.LogHeader{Generation: generation}
+		state, err := replayed(t, header, cleared, records)
 		if err != nil {
 			return
 		}
@@ -300,7 +348,7 @@ func FuzzReplay(f *testing.F) {
 		}
 		j := &Journal{namespaces: newTable(state.Namespaces), cleared: cleared}
 		compacted := written(format.LogHeader{}, slices.Collect(j.snapshot(slices.Values(state.Puts)))...)
-		again, err := replayed(t, header, compacted[format.LogHeaderBytes:])
+		again, err := replayed(t, header, cleared, compacted[format.LogHeaderBytes:])
 		if err != nil {
 			t.Fatal(err)
 		}

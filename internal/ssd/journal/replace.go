@@ -33,7 +33,7 @@ func (j *Journal) replace(records iter.Seq[format.Record]) error {
 		err = j.fs.SyncFolder()
 	}
 	if err != nil {
-		return j.fail(errors.Join(err, file.Close()))
+		return j.fail(errors.Join(err, file.Close(), j.fs.Remove(format.IndexNewName))) // a full disk gets back what was written
 	}
 	old := j.file
 	j.file, j.generation, j.records = file, generation, count
@@ -71,7 +71,7 @@ func (j *Journal) writeLog(file vfs.File, generation uint64, records iter.Seq[fo
 			return 0, err
 		}
 	}
-	header := format.LogHeader{Volume: j.volume, Generation: generation, Snapshot: count, Sequence: j.sequence.Load(), Cleared: j.cleared}
+	header := format.LogHeader{Volume: j.volume, Generation: generation, Snapshot: count, Sequence: j.sequence.Load()}
 	block := make([]byte, format.LogHeaderBytes)
 	header.Encode(block)
 	j.written += int64(len(block))

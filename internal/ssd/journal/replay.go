@@ -18,7 +18,8 @@ type replay struct {
 	sequence uint64 // the highest seen
 
 	spaces  []space
-	current map[uint32]uint32 // number of a namespace to its place in spaces
+	current map[uint32]uint32    // number of a namespace to its place in spaces
+	numbers map[Namespace]uint32 // the same by namespaces whose Number is zero
 
 	puts     []Put             // those that something ended have zero Bytes
 	owners   []uint32          // place in spaces, by place in puts
@@ -37,7 +38,7 @@ type space struct {
 func newReplay(header format.LogHeader, limits Limits, problems map[string]uint64) *replay {
 	return &replay{
 		header: header, limits: limits, problems: problems, sequence: header.Sequence,
-		current: map[uint32]uint32{},
+		current: map[uint32]uint32{}, numbers: map[Namespace]uint32{},
 	}
 }
 
@@ -97,21 +98,32 @@ func (r *replay) slot(b []byte, number uint64) error {
 			r.end(i)
 		}
 	case format.KindNamespace:
-		r.dropSpace(record.Namespace)
-		r.current[record.Namespace] = uint32(len(r.spaces))
-		n := Namespace{Number: record.Namespace, Identity: record.Key, Epoch: record.Offset, PageBytes: record.Bytes}
-		r.spaces = append(r.spaces, space{Namespace: n, tag: n.tag()})
+		r.namespace(Namespace{Number: record.Namespace, Identity: record.Key, Epoch: record.Offset, PageBytes: record.Bytes})
 	case format.KindDropNamespace:
 		r.dropSpace(record.Namespace)
 	}
 	return nil
 }
 
+// namespace gives a namespace its number, and ends what stood for either: one that comes under a second number was dropped under its first one, by a record
+// that was lost.
+func (r *replay) namespace(n Namespace) {
+	r.dropSpace(n.Number)
+	unnumbered := n
+	unnumbered.Number = 0
+	if number, known := r.numbers[unnumbered]; known {
+		r.dropSpace(number)
+	}
+	r.numbers[unnumbered] = n.Number
+	r.current[n.Number] = uint32(len(r.spaces))
+	r.spaces = append(r.spaces, space{Namespace: n, tag: n.tag()})
+}
+
 func (r *replay) put(record *format.Record) {
 	r.sequence = max(r.sequence, record.Sequence)
 	owner, known := r.current[record.Namespace]
 	switch {
-	case record.Sequence <= r.header.Cleared:
+	case record.Sequence <= r.limits.Cleared:
 		r.problems[Stale]++
 		return
 	case !known || r.spaces[owner].tag != record.Tag:
@@ -166,6 +178,9 @@ func (r *replay) dropSpace(number uint32) {
 	if i, known := r.current[number]; known {
 		r.spaces[i].dropped = true
 		delete(r.current, number)
+		dropped := r.spaces[i].Namespace
+		dropped.Number = 0
+		delete(r.numbers, dropped)
 	}
 }
 
