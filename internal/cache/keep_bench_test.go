@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"orbitkv/internal/wire"
 )
@@ -37,6 +38,7 @@ func (d *disk) DropNamespace(uint32)                      {}
 func (d *disk) Clear()                                    {}
 func (d *disk) Drop(uint32, uint16, *wire.Key)            {}
 func (d *disk) ReadRoom() int                             { return 1 << 20 }
+func (d *disk) Expected(Awaited) time.Duration            { return 0 }
 
 func (d *disk) Stored(namespace uint32, group uint16, key *wire.Key) bool {
 	return d.pages[storedKey{namespace, group, *key}] != nil

@@ -28,8 +28,10 @@ type Result struct {
 	Outcome   wire.Outcome
 	Cut       bool // the demand was cut to the longest prefix that fits the budget
 	Pages     uint32
-	NotMapped uint32 // pages found but left out because a rank has not mapped their arena
-	Lease     uint64 // zero when no page is leased
+	NotMapped uint32        // pages found but left out because a rank has not mapped their arena
+	Lease     uint64        // zero when no page is leased
+	Expected  time.Duration // with OutcomePreparing: until every page is there, zero when that is not known
+	Missing   uint32        // with OutcomePreparing: pages that are not there yet
 	Runs      []wire.Run
 }
 
@@ -377,6 +379,7 @@ func (c *Cache) result(op *operation) Result {
 		result.Outcome = wire.OutcomeWaiting
 	case op.state == operationPreparing:
 		result.Outcome = wire.OutcomePreparing
+		result.Expected, result.Missing = c.expected(op.preparation)
 	case op.lease != nil:
 		result.Lease = op.lease.id
 		result.Pages = uint32(len(op.lease.pages))

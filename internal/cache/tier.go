@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"time"
+
 	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
 )
@@ -26,6 +28,8 @@ type Tier interface {
 	Write(t TierPage) bool
 	// ReadRoom is how many more pages Read can queue.
 	ReadRoom() int
+	// Expected is how long it takes until the pages of a query are in the pool, zero when nothing is known.
+	Expected(a Awaited) time.Duration
 	// Demanded says which pages a query leased, in prefix order. The keys are the caller's: what is kept is copied, into a bounded queue. Later
 	// Offer brings those back that the tier does not have.
 	Demanded(namespace uint32, group uint16, keys []wire.Key)

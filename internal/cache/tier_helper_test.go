@@ -2,6 +2,7 @@ package cache
 
 import (
 	"slices"
+	"time"
 
 	"orbitkv/internal/wire"
 )
@@ -31,6 +32,8 @@ type bench struct {
 	cleared    int
 	priorities []ReadPriority
 	digest     Digest // of every page that it reads or writes
+	expected   time.Duration
+	awaited    Awaited // what it was asked for last
 }
 
 func newBench() *bench {
@@ -99,6 +102,11 @@ func (b *bench) Write(t TierPage) bool {
 	}
 	b.writes = append(b.writes, t)
 	return true
+}
+
+func (b *bench) Expected(a Awaited) time.Duration {
+	b.awaited = a
+	return b.expected
 }
 
 func (b *bench) ReadRoom() int { return b.room - len(b.reads) }

@@ -192,7 +192,11 @@ var Keys = []Key{
 	},
 	{
 		Environment: "ORBITKV_LOAD_WAIT_MS", Connector: "orbitkv.load_wait_ms", Side: Adapter, Unit: "ms", Default: "1000", Most: 600_000,
-		Meaning: "How long one request may wait for a prefix that has no budget yet or is being staged. Then it takes what is there and computes the rest.",
+		Meaning: "The longest that one request waits for a prefix that has no budget yet or is being read from the SSD. Then it takes what is there and computes the rest.",
+	},
+	{
+		Environment: "ORBITKV_LOAD_WAIT_POLICY", Connector: "orbitkv.load_wait_policy", Side: Adapter, Default: "pays",
+		Meaning: "Whether a request waits for the SSD only while that is faster than computing, by what disk and engine did last: `pays`; or as long as `orbitkv.load_wait_ms` lets it, which spares the engine's processor: `always`.",
 	},
 	{
 		Environment: "ORBITKV_TRANSFER_BACKEND", Connector: "orbitkv.transfer_backend", Side: Adapter, Default: "auto",

@@ -154,6 +154,21 @@ func (t *tier) Wanted(namespace uint32, group uint16, key *wire.Key) bool {
 // ReadRoom implements cache.Tier.
 func (t *tier) ReadRoom() int { return t.store.ReadRoom() }
 
+// Expected implements cache.Tier.
+func (t *tier) Expected(a cache.Awaited) time.Duration {
+	return t.store.Expected(ssd.Awaited{
+		Namespace: a.Namespace, Group: a.Group, Reading: pointers(a.Reading), Unread: pointers(a.Unread), UnreadPages: a.UnreadPages, BeforeBytes: a.BeforeBytes,
+	})
+}
+
+func pointers(keys []*wire.Key) []*ssd.Key {
+	out := make([]*ssd.Key, len(keys))
+	for i, key := range keys {
+		out[i] = (*ssd.Key)(key)
+	}
+	return out
+}
+
 // Read implements cache.Tier.
 func (t *tier) Read(p cache.TierPage, priority cache.ReadPriority) bool {
 	return t.store.Read(ssd.Read{

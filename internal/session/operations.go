@@ -1,6 +1,8 @@
 package session
 
 import (
+	"math"
+
 	"orbitkv/internal/cache"
 	"orbitkv/internal/wire"
 )
@@ -77,6 +79,7 @@ func (c *conn) answerResult(id uint64, r cache.Result, err error) error {
 	}
 	m := wire.Result{
 		Operation: r.Operation, Revision: r.Revision, Outcome: r.Outcome, Cut: r.Cut, Pages: r.Pages, NotMapped: r.NotMapped, Lease: r.Lease,
+		ExpectedUs: uint32(min(r.Expected.Microseconds(), math.MaxUint32)), Missing: r.Missing,
 		Parts: uint16(partsOf(len(r.Runs), wire.FrameRunsMax)),
 	}
 	c.buf = c.buf[:0]

@@ -8,6 +8,9 @@ type queue[T any] struct {
 
 func (q *queue[T]) len() int { return len(q.items) - q.first }
 
+// at is the ith item from the first on.
+func (q *queue[T]) at(i int) T { return q.items[q.first+i] }
+
 func (q *queue[T]) push(item T) {
 	if q.first > 0 && len(q.items) == cap(q.items) {
 		n := copy(q.items, q.items[q.first:])

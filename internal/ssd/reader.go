@@ -89,6 +89,7 @@ func (v *volume) begin(r *read) {
 	readMachine.To(&r.state, readReading)
 	v.reading++
 	r.begun = v.store.config.Now()
+	r.among = v.rate.begin(r.begun, r.bytes)
 	v.running = append(v.running, r)
 	v.store.submissions = append(v.store.submissions, submission{v.engine, &blockio.Transfer{
 		File: v.payload, Offset: int64(r.offset), Buffers: v.store.memory(r.Parts), Done: func(err error) { v.arrived(r, err) },
@@ -112,6 +113,7 @@ func (v *volume) arrived(r *read, err error) {
 	r.failure = err
 	v.reading--
 	v.running = slices.DeleteFunc(v.running, func(other *read) bool { return other == r })
+	v.rate.end(s.config.Now(), r.bytes, err == nil)
 	v.checking++
 	v.transferred(reads, err)
 	v.dispatch()

@@ -114,6 +114,7 @@ type read struct {
 	begun   time.Time // when it was submitted
 	failure error     // of the transfer
 }
+	among   uint64    // bytes under way then, its own included
 
 // write is one page on its way to the device.
 type write struct {

@@ -55,11 +55,12 @@ type volume struct {
 	uncleared  error                      // of the last one
 
 	reads    [priorities]queue[*read]
-	reading  int     // transfers
-	running  []*read // the same, the oldest first
-	hung     bool    // it was said that the device hangs
-	checking int     // read, their digest is being compared
-	awaited  bool    // somebody waits for reads to begin or to end
+	reading  int      // transfers
+	running  []*read  // the same, the oldest first
+	rate     readRate // of these
+	hung     bool     // it was said that the device hangs
+	checking int      // read, their digest is being compared
+	awaited  bool     // somebody waits for reads to begin or to end
 
 	waiting         queue[*write]
 	waitingBytes    uint64

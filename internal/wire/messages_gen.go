@@ -529,16 +529,18 @@ func (m *Query) Decode(body []byte) error {
 
 // Result is frame 21 (sender: manager; reply: none). State of a query. Long results come in parts with the same id.
 type Result struct {
-	Operation uint64  // operation of the query or reserve
-	Revision  uint32  // its revision
-	Outcome   Outcome // state of the query
-	Cut       bool    // 1 when the demand was cut to the longest prefix that fits the budget
-	Part      uint16  // index of this part
-	Parts     uint16  // number of parts
-	Pages     uint32  // pages that the lease covers, over all parts
-	NotMapped uint32  // pages found but left out because a rank has not registered their arena
-	Lease     uint64  // zero when no page is leased
-	Runs      []Run   // locations, part by part of the page, in prefix order
+	Operation  uint64  // operation of the query or reserve
+	Revision   uint32  // its revision
+	Outcome    Outcome // state of the query
+	Cut        bool    // 1 when the demand was cut to the longest prefix that fits the budget
+	Part       uint16  // index of this part
+	Parts      uint16  // number of parts
+	Pages      uint32  // pages that the lease covers, over all parts
+	NotMapped  uint32  // pages found but left out because a rank has not registered their arena
+	Lease      uint64  // zero when no page is leased
+	ExpectedUs uint32  // while preparing: microseconds until the whole prefix is in memory as the device does now, zero when that is not known
+	Missing    uint32  // while preparing: pages that this brings, which the engine computes when it does not wait
+	Runs       []Run   // locations, part by part of the page, in prefix order
 }
 
 // Type returns TypeResult.
@@ -556,6 +558,8 @@ func (m *Result) Append(dst []byte, id uint64) ([]byte, error) {
 	e.u32(m.Pages)
 	e.u32(m.NotMapped)
 	e.u64(m.Lease)
+	e.u32(m.ExpectedUs)
+	e.u32(m.Missing)
 	e.runs("runs", m.Runs)
 	return e.end()
 }
@@ -573,6 +577,8 @@ func (m *Result) Decode(body []byte) error {
 	m.Pages = d.u32("pages")
 	m.NotMapped = d.u32("not_mapped")
 	m.Lease = d.u64("lease")
+	m.ExpectedUs = d.u32("expected_us")
+	m.Missing = d.u32("missing")
 	m.Runs = d.runs("runs", m.Runs[:0])
 	return d.end()
 }

@@ -241,11 +241,11 @@ func TestNumbersOutsideTheirSetAreRefused(t *testing.T) {
 		"role":    {&Hello{}, []byte{5, 0, 0, 0, 0}},
 		"topic":   {&Notice{}, append([]byte{4}, make([]byte, 12)...)},
 		"status":  {&Error{}, []byte{0xFF, 0xFF, 0, 0}},
-		"padding": {&Result{}, append(append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0}, make([]byte, 16)...), 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)},
+		"padding": {&Result{}, append(append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0}, make([]byte, 24)...), 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)},
 	} {
 		wantMalformed(t, what, c.m.Decode(c.body))
 	}
-	if err := (&Result{}).Decode(append(append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0}, make([]byte, 16)...), 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)); err != nil {
+	if err := (&Result{}).Decode(append(append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0}, make([]byte, 24)...), 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)); err != nil {
 		t.Errorf("the same with a padding of zero: %v", err)
 	}
 }

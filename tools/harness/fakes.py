@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orbitkv.client import ALL_RANKS, Arena, Grant, Limits, Namespace, Slice, State, Status
+from orbitkv.client import ALL_RANKS, Arena, Estimate, Grant, Limits, Namespace, Slice, State, Status
 from orbitkv.errors import ChannelClosed, LeaseLost, Refused
 from orbitkv.transfer import KVLayout, LayerLayout
 
@@ -132,6 +132,7 @@ class FakeQuery:
         self.lease: FakeLease | None = None
         self.refreshed: list[int | None] = []
         self.noticed = False
+        self.estimate = Estimate(0.0, 0)
         self.at_stop: tuple[State, int] | None = None  # what a stop is answered with, None for nothing
         self._late: tuple[State, int] | None = None
         self._stopped = False

@@ -100,6 +100,8 @@ var Messages = []Message{
 		{"pages", U32, "pages that the lease covers, over all parts"},
 		{"not_mapped", U32, "pages found but left out because a rank has not registered their arena"},
 		{"lease", U64, "zero when no page is leased"},
+		{"expected_us", U32, "while preparing: microseconds until the whole prefix is in memory as the device does now, zero when that is not known"},
+		{"missing", U32, "while preparing: pages that this brings, which the engine computes when it does not wait"},
 		{"runs", Runs, "locations, part by part of the page, in prefix order"},
 	}},
 	{22, "poll", Client, "result or error", "Reads the state of a query; never starts or restarts work.", []Field{

@@ -45,6 +45,16 @@ class State(Enum):
         return self not in (State.UNANSWERED, State.WAITING, State.PREPARING)
 
 
+class Estimate(NamedTuple):
+    """When a prefix that is being read will be there: seconds from the answer that said so, and pages that it lacks.
+
+    Zero seconds are "not known".
+    """
+
+    seconds: float
+    missing: int
+
+
 class Operations(NamedTuple):
     """What queries and reserves share of their session."""
 
@@ -131,6 +141,7 @@ class Query:
         self.pages = 0
         self.cut = False
         self.not_mapped = 0
+        self.estimate = Estimate(0.0, 0)
         self.lease: Lease | None = None
         self._session = session
         self._namespace = namespace
@@ -243,6 +254,7 @@ class Query:
         self._asked_at = time.monotonic()
         self.state = State[head.outcome.name]
         self.pages, self.cut, self.not_mapped = head.pages, head.cut, head.not_mapped
+        self.estimate = Estimate(head.expected_us / 1e6, head.missing)
         if head.lease:
             runs = [run for part in parts for run in part.runs]
             self.lease = Lease(self._session, head.lease, head.pages, runs, self._namespace)

@@ -426,6 +426,11 @@ class Result(NamedTuple):
     not_mapped: int
     #: zero when no page is leased
     lease: int
+    #: while preparing: microseconds until the whole prefix is in memory as the device does now, zero
+    #: when that is not known
+    expected_us: int
+    #: while preparing: pages that this brings, which the engine computes when it does not wait
+    missing: int
     #: locations, part by part of the page, in prefix order
     runs: Sequence[Run]
 
@@ -1169,24 +1174,48 @@ def _decode_query(r: _Reader) -> Query:
     return Query(operation, revision, part, parts, namespace, group, instance, request, keys)
 
 
-_RESULT_0: Final = struct.Struct("<QIBBHHIIQ")
+_RESULT_0: Final = struct.Struct("<QIBBHHIIQII")
 
 
 def _encode_result(m: Result) -> bytes:
     return b"".join(
         (
-            _RESULT_0.pack(m.operation, m.revision, m.outcome, m.cut, m.part, m.parts, m.pages, m.not_mapped, m.lease),
+            _RESULT_0.pack(
+                m.operation,
+                m.revision,
+                m.outcome,
+                m.cut,
+                m.part,
+                m.parts,
+                m.pages,
+                m.not_mapped,
+                m.lease,
+                m.expected_us,
+                m.missing,
+            ),
             _put_records(m.runs, _RUN, FRAME_RUNS_MAX, "runs"),
         )
     )
 
 
 def _decode_result(r: _Reader) -> Result:
-    operation, revision, outcome_raw, cut_raw, part, parts, pages, not_mapped, lease = r.fixed(_RESULT_0)
+    (
+        operation,
+        revision,
+        outcome_raw,
+        cut_raw,
+        part,
+        parts,
+        pages,
+        not_mapped,
+        lease,
+        expected_us,
+        missing,
+    ) = r.fixed(_RESULT_0)
     outcome = _enum(_OUTCOME_VALUES, outcome_raw, "outcome")
     cut = _bool(cut_raw, "cut")
     runs = r.runs("runs")
-    return Result(operation, revision, outcome, cut, part, parts, pages, not_mapped, lease, runs)
+    return Result(operation, revision, outcome, cut, part, parts, pages, not_mapped, lease, expected_us, missing, runs)
 
 
 _POLL_0: Final = struct.Struct("<QI")

@@ -27,7 +27,7 @@ from orbitkv._connect import connect
 from orbitkv._leases import LeaseState, LeaseTable
 from orbitkv._pages import Namespace, Range, Slice, key_parts, namespace_of, ranges_of
 from orbitkv._pushes import Pushes
-from orbitkv._query import REVISION, Lease, Operations, Query, State
+from orbitkv._query import REVISION, Estimate, Lease, Operations, Query, State
 from orbitkv._reply import Message
 from orbitkv._reserve import Reserve
 from orbitkv._wire import ALL_RANKS, KEY_BYTES, Grant, Notice, Outcome, Role, Status, Topic, Writer
@@ -46,6 +46,7 @@ __all__ = [
     "KEY_BYTES",
     "Arena",
     "CacheManagerClient",
+    "Estimate",
     "Grant",
     "Lease",
     "LeaseState",

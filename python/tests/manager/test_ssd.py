@@ -267,7 +267,7 @@ def test_both_ranks_go_on_with_others_and_take_what_is_there_together(
         assert engine.match("slow", keys) is None
         engine.forward()
     for side in engine.sides[:1]:  # The patience of one of them ends.
-        side.lookups._since["slow"] -= 600.0
+        side.lookups._patience["slow"].spent += 600.0
     assert engine.ask("slow", keys) == 10
     admitted = engine.admit("slow", keys, 10)
     assert [int(side.stats.take().get("prefetch_stopped", 0)) for side in engine.sides] == [1, 0]  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from orbitkv import _channel, _connect, _query, _wire
 from orbitkv.client import (
     ALL_RANKS,
     CacheManagerClient,
+    Estimate,
     Namespace,
     Notice,
     Role,
@@ -40,9 +41,11 @@ from orbitkv.errors import (
 SPACE = Namespace(3, 0, 8192, (8192,), ())
 
 
-def result(operation: int, outcome: _wire.Outcome, pages: int = 0, lease: int = 0) -> _wire.Result:
+def result(
+    operation: int, outcome: _wire.Outcome, pages: int = 0, lease: int = 0, estimate: tuple[int, int] = (0, 0)
+) -> _wire.Result:
     runs = [(0, pages, 4096)] if lease else []
-    return _wire.Result(operation, 1, outcome, False, 0, 1, pages, 0, lease, runs)
+    return _wire.Result(operation, 1, outcome, False, 0, 1, pages, 0, lease, *estimate, runs)
 
 
 def test_a_late_answer_of_a_query_is_taken_at_the_next_refresh(tmp_path: Path) -> None:
@@ -147,7 +150,7 @@ def test_a_query_that_is_read_is_stopped_once_and_answered_with_what_is_there(tm
     def script(peer: Peer) -> None:
         request, message = peer.expect(_wire.Query)
         assert isinstance(message, _wire.Query)
-        peer.put(result(message.operation, _wire.Outcome.PREPARING), request)
+        peer.put(result(message.operation, _wire.Outcome.PREPARING, estimate=(250_000, 3)), request)
         request, stop = peer.expect(_wire.Stop)
         assert stop == _wire.Stop(message.operation, 1)
         peer.put(result(message.operation, _wire.Outcome.READY, 2, 77), request)
@@ -156,6 +159,7 @@ def test_a_query_that_is_read_is_stopped_once_and_answered_with_what_is_there(tm
     with scripted(tmp_path, script) as client:
         query = client.query(SPACE, bytes(96), instance="i", wait_us=None)
         assert query.state is State.PREPARING
+        assert query.estimate == Estimate(0.25, 3)
         assert query.stop(None) is State.READY
         assert query.stop(None) is State.READY, "a final query is not stopped again"
         assert query.lease is not None

@@ -20,7 +20,7 @@ LEASE = 77
 
 
 def ready(operation: int) -> _wire.Result:
-    return _wire.Result(operation, 1, _wire.Outcome.READY, False, 0, 1, 2, 0, LEASE, [(0, 2, 4096)])
+    return _wire.Result(operation, 1, _wire.Outcome.READY, False, 0, 1, 2, 0, LEASE, 0, 0, [(0, 2, 4096)])
 
 
 def answer_query(peer: Peer) -> None:

@@ -5,12 +5,15 @@ One lookup a request at most. It moves
     asked ──answer──► settled (a lease, or nothing) ──taken──► (gone: the lease was handed to a restore)
       │                  └─ expired, changed or finished ──► (gone: query cancelled, lease given back)
       ├─ waiting or preparing ──answer──► settled
-      │         └─ patience ──► stopped ──answer──► settled (a lease of what was there, or nothing)
-      │                            └─ query_wait_us ──► settled with nothing
+      │         └─ patience, or computing is faster ──► stopped
+      │                     stopped ──answer──► settled (a lease of what was there, or nothing)
+      │                        └─ query_wait_us ──► settled with nothing
       └─ patience or breaker ──► settled with nothing
 
-A prefix that must be read from a slower tier first is not there yet, and others go first meanwhile. What a request
-waits for it is bounded by `load_wait_ms`: then the query is stopped, which gives the pages that are complete.
+A prefix that must be read from a slower tier first is not there yet, and others go first meanwhile. A request waits for
+it as long as that pays (`patience`), and at most `load_wait_ms`: then the query is stopped, which gives the pages that
+are complete. What it had begun to read is read to its end, so the Cache Manager goes on measuring the tier, and a tier
+that becomes fast is waited for again. Each answer weighs the rest of the wait anew, once the request is kept waiting.
 
 An engine asks again and again for the same request, so an answer must be the same until the request's device prefix or
 its tokens change (I5: then the lookup is dropped and the hashes are asked anew). Only the engine's scheduler thread
@@ -28,17 +31,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from orbitkv.adapter.breaker import Breaker
+from orbitkv.adapter.patience import Patience
+from orbitkv.adapter.prefill import Prefill
 from orbitkv.adapter.session import SchedulerSession
-from orbitkv.adapter.settings import Settings
+from orbitkv.adapter.settings import WAIT_WHILE_IT_PAYS, Settings
 from orbitkv.adapter.stats import Stats
-from orbitkv.client import Lease, Query, State
+from orbitkv.client import Estimate, Lease, Query, State
 from orbitkv.errors import OrbitKVError
 from orbitkv.timeline import Stage, Timeline
 
 LEASE_SECONDS = 1.0  # an answer is kept this long after the first pass that saw it; asking again costs 100 us
 UNASKED_SECONDS = 10.0  # a prefix is read on this long for a request that a busy engine does not look at
 LOOKUPS_MAX = 4096  # lookups that are kept; past it a new question waits for an old one to end
-WAITS_MAX = 4096  # requests beyond those of the lookups whose waiting time is remembered; the oldest is forgotten
+WAITS_MAX = 4096  # requests beyond those of the lookups whose patience is remembered; the oldest is forgotten
 
 
 class Ask(NamedTuple):
@@ -70,8 +75,9 @@ class Lookup:
     """One request's query: what was asked and how far it came.
 
     `seen` is when the engine last asked for the request, `counted` when the wait was last counted as unanswered,
-    `heard` the state of the last answer. `staging` is when the first answer said that pages are being read from a
-    slower tier, and `stopped` when the query was told to take what was there.
+    `heard` the state of the last answer, `estimate` what that said of the rest and `news` when. `staging` is when the
+    first answer said that pages are being read from a slower tier, and `stopped` when the query was told to take what
+    was there.
     """
 
     session: SchedulerSession
@@ -81,6 +87,8 @@ class Lookup:
     seen: float
     counted: float
     heard: State = State.UNANSWERED
+    estimate: Estimate | None = None
+    news: float = 0.0
     staging: float | None = None
     stopped: float | None = None
     settled: float | None = None
@@ -109,12 +117,13 @@ class Lookups:
     breaker: Breaker
     stats: Stats
     timeline: Timeline
+    prefill: Prefill
     clock: Callable[[], float] = time.monotonic
     wait_us: Callable[[], int] | None = None  # how long the next wait for an answer may be; else query_wait_us each
     window: Window | None = None
-    patient_from_start: bool = True  # whether a request's patience begins with its first question, or with `reached`
+    patient_from_start: bool = True  # whether a request's wait begins with its first question, or with `reached`
     _table: dict[str, Lookup] = field(default_factory=dict)
-    _since: dict[str, float] = field(default_factory=dict)  # when a request's patience began
+    _patience: dict[str, Patience] = field(default_factory=dict)
     _inside: dict[str, int] = field(default_factory=dict)  # pages that are leased, or asked for while no answer came
 
     _deferred: int = 0  # questions of this pass that were not put
@@ -156,12 +165,12 @@ class Lookups:
         return None if self._waits(request, now) else 0
 
     def reached(self, request: str) -> None:
-        """Say that the request is kept waiting: its patience begins, unless it has."""
-        self._since.setdefault(request, self.clock())
+        """Say that the request is kept waiting: from now on it spends its patience."""
+        self._patience.setdefault(request, Patience()).begin(self.clock())
 
     def take(self, request: str) -> Lookup | None:
         """Return the request's lookup and forget it; its lease is now the caller's."""
-        self._since.pop(request, None)
+        self._patience.pop(request, None)
         self._inside.pop(request, None)
         return self._table.pop(request, None)
 
@@ -183,7 +192,7 @@ class Lookups:
     def finish(self, request: str) -> None:
         """Give back what a request holds; it will not be asked for again."""
         self.drop(request)
-        self._since.pop(request, None)
+        self._patience.pop(request, None)
 
     def drop_all(self) -> None:
         """Give back what every request holds."""
@@ -204,8 +213,8 @@ class Lookups:
         if self._deferred:
             self.stats.count("query_deferred", self._deferred)
             self._deferred = 0
-        while len(self._since) > len(self._table) + WAITS_MAX:
-            del self._since[next(iter(self._since))]
+        while len(self._patience) > len(self._table) + WAITS_MAX:
+            del self._patience[next(iter(self._patience))]
 
     def _over(self, look: Lookup, now: float) -> bool:
         """Return whether no pass has used an answer, or asked for one, for so long that the lookup is given back."""
@@ -263,8 +272,20 @@ class Lookups:
 
     def _waits(self, request: str, now: float) -> bool:
         """Return whether the request may wait longer."""
-        since = self._since.get(request)
-        return since is None or now - since < self.settings.load_wait_seconds
+        patience = self._patience.get(request)
+        return patience is None or patience.lasts(now, self.settings.load_wait_seconds)
+
+    def _pays(self, request: str, look: Lookup, now: float) -> bool:
+        """Return whether the rest of the wait is shorter than computing what is missing; True while nobody knows."""
+        patience, estimate = self._patience.get(request), look.estimate
+        if patience is None or patience.since is None or self.settings.load_wait_policy != WAIT_WHILE_IT_PAYS:
+            return True  # It is not kept waiting, or shall be whatever that costs.
+        if look.heard is not State.PREPARING or estimate is None or estimate.seconds == 0:
+            return True
+        computing = self.prefill.seconds(estimate.missing)
+        if computing is None:
+            return True
+        return patience.pays(now, max(0.0, look.news + estimate.seconds - now), computing)
 
     def _submit(self, session: SchedulerSession, ask: Ask) -> Lookup:
         now = self.clock()
@@ -290,28 +311,31 @@ class Lookups:
         if look.heard is State.UNANSWERED:
             return self._settle_unanswered(request, look, now)
         if not look.heard.final:
-            if self._waits(request, now):
+            pays = self._pays(request, look, now)
+            if look.stopped is None and pays and self._waits(request, now):
                 return False
             # What a request waited for in vain is not asked for again in this life of the lookup.
-            if not self._stop(look, now):
+            if not self._stop(look, now, outpaced=not pays):
                 return False
             now = self.clock()
         if look.heard is State.READY:
             look.lease = look.query.lease
             self._inside[request] = look.found
-            if not self.patient_from_start:
-                self._since.pop(request, None)
             self.stats.observe("prefetch_duration_seconds", now - look.asked)
             self.stats.observe("prefetch_blocks", look.found)
         if look.lease is None:
             self._inside.pop(request, None)
         look.settled = now
+        if request in self._patience:
+            self._patience[request].rest(now)
         self._tell_staging(request, look, now)
         return True
 
     def _listen(self, look: Lookup, now: float) -> None:
-        """Note the state of the last answer."""
-        state = look.query.state
+        """Note what the last answer said."""
+        state, estimate = look.query.state, look.query.estimate
+        if estimate is not look.estimate:
+            look.estimate, look.news = estimate, now
         if state is look.heard:
             return  # A state that stays is no sign of life.
         look.heard = state
@@ -335,7 +359,7 @@ class Lookups:
         look.settled = now
         return True
 
-    def _stop(self, look: Lookup, now: float) -> bool:
+    def _stop(self, look: Lookup, now: float, *, outpaced: bool) -> bool:
         """Take what is there of a prefix that the request will not wait for any longer; return whether that is known.
 
         A Manager that does not say it within `query_wait_us` is not asked further: the query is cancelled.
@@ -346,6 +370,8 @@ class Lookups:
         if look.stopped is None:
             look.stopped = now
             self.stats.count("prefetch_stopped")
+            if outpaced:
+                self.stats.count("prefetch_outpaced")
         look.query.stop(self._wait_us())
         self._listen(look, now)
         if look.heard.final:

@@ -26,6 +26,8 @@ CONFIG_FILE = "ORBITKV_CONFIG"
 TABLE = {key.connector: key for key in _config.KEYS if key.connector}
 TRANSFER_BACKENDS = ("auto", *BACKENDS)  # "auto" is the one that a measurement at start prefers
 VERIFY = ("", "gpu")  # nobody checks restored pages, or the device does
+WAIT_WHILE_IT_PAYS = "pays"
+WAIT_POLICIES = (WAIT_WHILE_IT_PAYS, "always")  # a request waits while that is faster than computing, or all its time
 ALIKE = 0.85  # of two names, from which on one is taken for a misspelling of the other
 
 log = logging.getLogger(LOGGER)
@@ -39,6 +41,7 @@ class Settings:
     timeout_ms: int
     query_wait_us: int
     load_wait_ms: int
+    load_wait_policy: str
     transfer_backend: str
     verify: str
     host_copy_delay_us: int
@@ -136,6 +139,7 @@ def read_settings(extra: Mapping[str, Any], environment: Mapping[str, str] | Non
         timeout_ms=number("timeout_ms"),
         query_wait_us=number("query_wait_us"),
         load_wait_ms=number("load_wait_ms"),
+        load_wait_policy=one_of("load_wait_policy", WAIT_POLICIES),
         transfer_backend=one_of("transfer_backend", TRANSFER_BACKENDS),
         verify=one_of("verify", VERIFY),
         host_copy_delay_us=number("host_copy_delay_us"),

@@ -24,6 +24,7 @@ COUNTERS = (
     "query_unanswered",
     "query_deferred",
     "prefetch_stopped",
+    "prefetch_outpaced",
     "breaker_opened",
     "messages_refused",
     "leases_forgotten",
@@ -49,7 +50,7 @@ HISTOGRAMS = (
     "save_duration_seconds",
     "save_blocks",
 )
-GAUGES = ("pending_prefetches", "pending_save_requests")
+GAUGES = ("pending_prefetches", "pending_save_requests", "prefill_tokens_per_second")
 
 SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 BLOCKS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -67,7 +68,8 @@ HELP = {
     "save_bytes": "Bytes that publishes copied out of engine blocks, over all ranks.",
     "query_unanswered": "Waits for a query's answer that passed without one.",
     "query_deferred": "Questions that were not put, since the window of leases was full.",
-    "prefetch_stopped": "Queries that were told to take what was there, since their request had waited long enough.",
+    "prefetch_stopped": "Queries that were told to take what was there, since their request would not wait any longer.",
+    "prefetch_outpaced": "Queries among these whose rest the engine computes sooner than the slower tier brings it.",
     "breaker_opened": "Seconds without queries and hits that unanswered waits began.",
     "messages_refused": "Messages to the Cache Manager that found the channel's queue full.",
     "leases_forgotten": "Begun restores past the bound of those named after a lost connection.",
@@ -91,6 +93,7 @@ HELP = {
     "save_duration_seconds": "Seconds from the submission of a publish to its last byte.",
     "save_blocks": "Pages of one publish.",
     "pending_prefetches": "Queries whose answer cannot be used yet.",
+    "prefill_tokens_per_second": "Tokens of prompts that the engine computes a second; absent until enough was seen.",
     "pending_save_requests": "Publish batches between their reserve and the return of their blocks.",
 }
 

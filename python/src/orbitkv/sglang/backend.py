@@ -18,18 +18,21 @@ from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.settings import CONFIG_FILE, Settings, read_file, read_settings
 from orbitkv.errors import ConfigurationError
 from orbitkv.sglang import engine
-from orbitkv.sglang.cache import OrbitKVRadixCache, admit, change_weights, check_weights
+from orbitkv.sglang.cache import OrbitKVRadixCache, admit, change_weights, check_weights, end_batch
 from orbitkv.sglang.linker import OrbitKVLinker
 from orbitkv.sglang.metrics import EngineMetrics
 from orbitkv.sglang.rank import RankSide
 from orbitkv.timeline import Timeline
 
 ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 
-# What is wrapped of SGLang: admission, to pass a request over whose answer is not there yet, and changes of weights.
+# What is wrapped of SGLang: admission, to pass a request over whose answer is not there yet, ends of batches, to learn
+# how fast prompts are computed, and changes of weights.
 HOOKS: dict[str, Callable[..., Any]] = {
     f"{ADDER}.add_one_req": admit,
+    f"{SCHEDULER}.process_batch_result": end_batch,
     f"{UPDATER}.update_weights_from_disk": change_weights,
     f"{UPDATER}.update_weights_from_distributed": change_weights,
     f"{UPDATER}.update_weights_from_tensor": change_weights,

@@ -152,6 +152,16 @@ def admit(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwar
     return result
 
 
+def end_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Process a batch's result, around the scheduler's own: it has ended then, on the device too."""
+    result = original(scheduler, batch, *args, **kwargs)
+    cache = scheduler.tree_cache
+    if isinstance(cache, OrbitKVRadixCache) and batch.launch_ts is not None:
+        prefill = batch.forward_mode.is_extend_without_speculative()
+        cache.linker.cache_linker.side.computed(batch.launch_ts, batch.extend_num_tokens if prefill else 0)
+    return result
+
+
 def change_weights(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
     """Change weights, around the engine's updater: nothing is restored or published from now to the next flush.
 

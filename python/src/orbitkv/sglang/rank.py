@@ -20,6 +20,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from orbitkv.adapter.link import Link
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.lookup import Ask, Lookups, Window
 from orbitkv.adapter.plans import Blocks
+from orbitkv.adapter.prefill import Prefill
 from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
@@ -50,6 +52,7 @@ from orbitkv.transfer import DeviceSite, KVLayout
 
 WINDOW_REQUESTS = 8  # look-ups that may hold or await a lease
 WINDOW_SHARE = 4  # and the share of the instance's budget that their pages may be: one in so many
+RESTORED_MAX = 8  # batches with restores whose ends are awaited; past it the oldest is forgotten
 PRESSED_SHARE = 4  # the engine runs out of pages when less than one in so many can be had
 
 log = logging.getLogger(LOGGER)
@@ -59,14 +62,15 @@ log = logging.getLogger(LOGGER)
 class EngineTensors:
     """The engine's KV pool by pages: its layout, access by page, and where it lies when that is a device.
 
-    A step of the layout is a layer of the engine. `layers_ask` says that a forward asks for each of them before it
-    reads it.
+    A page is `page_tokens` tokens, a step of the layout a layer of the engine. `layers_ask` says that a forward asks
+    for each of them before it reads it.
     """
 
     layout: KVLayout
     pages: PageAccess
     site: DeviceSite | None = None
     layers_ask: bool = True
+    page_tokens: int = 1
 
 
 class Sessions(NamedTuple):
@@ -149,8 +153,10 @@ class RankSide:
         self.loads = Loads(self._copies, timeline, current_stream, tensors.layers_ask, clock)
         self.offloads = Offloads(self._copies, settings, self.stats, self._number, clock)
         self.offloads.pressed = lambda: self.available() * PRESSED_SHARE < 1.0
-        self.lookups = Lookups(settings, Breaker(), self.stats, timeline, clock, self._wait_left_us)
+        self.prefill = Prefill(tensors.page_tokens)
+        self.lookups = Lookups(settings, Breaker(), self.stats, timeline, self.prefill, clock, self._wait_left_us)
         self.lookups.patient_from_start = False
+        self._restored: deque[float] = deque(maxlen=RESTORED_MAX)  # when batches with restores were complete
         self._wait_until = 0.0
         self._through: Sessions | None = None  # what this pass promises through; no link exchanges it meanwhile
         self._keys_max = 0
@@ -189,6 +195,8 @@ class RankSide:
         self._wait_until = self._clock() + self.settings.query_wait_seconds
         self.offloads.pump(*(self._usable() or (None, None)))
         self.stats.gauge("pending_prefetches", self.lookups.pending)
+        if self.prefill.rate:
+            self.stats.gauge("prefill_tokens_per_second", self.prefill.rate)
 
     def life(self) -> bytes:
         """Name the Manager's life that this rank could use in this pass, empty for none."""
@@ -258,10 +266,23 @@ class RankSide:
     def start_loads(self) -> int:
         """Begin the pass's restores and end its promises; return the batch's consumer index, -1 without any."""
         index = self.loads.start()
+        if index >= 0:
+            self._restored.append(self._clock())
         self._end_promises()
         return index
 
     # Between passes.
+
+    def computed(self, begun: float, tokens: int) -> None:
+        """Say that a batch which was launched at `begun` has ended, and how many tokens of prompts it computed.
+
+        Batches end in the order of their launch, so the first one that was launched after restores had begun waited
+        for these, and says nothing of computing.
+        """
+        if self._restored and self._restored[0] <= begun:
+            self._restored.popleft()
+            tokens = 0
+        self.prefill.ended(begun, tokens, self._clock())
 
     def offload(self, keys: Sequence[str], pages: Blocks) -> None:
         """Take pages to publish. Never refused: what cannot be published completes as failed, in its turn."""

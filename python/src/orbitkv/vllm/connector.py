@@ -213,6 +213,9 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         ]
         blocks = {name: ids[0] for name, ids in block_lists(scheduler_output) if name in requests}
         plan = self._scheduler.build_plan(running, blocks, scheduler_output.preempted_req_ids or ())
+        self._scheduler.steps.planned(
+            scheduler_output.num_scheduled_tokens, requests, restores=bool(plan.restores), now=self._scheduler.clock()
+        )
         worker = self._worker_here()
         if worker is not None:
             worker.begin_restores(plan, rewritten=writes_blocks_first(scheduler_output))

@@ -24,6 +24,7 @@ from orbitkv.adapter.link import Link
 from orbitkv.adapter.logs import LOGGER
 from orbitkv.adapter.lookup import Ask, Lookup, Lookups
 from orbitkv.adapter.plans import RestorePlan
+from orbitkv.adapter.prefill import Prefill
 from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import Settings
 from orbitkv.adapter.stats import Stats
@@ -33,6 +34,7 @@ from orbitkv.vllm.golden import GoldenDesk
 from orbitkv.vllm.plans import Progress, StepPlan, StepReport
 from orbitkv.vllm.pool import BlockPool
 from orbitkv.vllm.publisher import Publisher
+from orbitkv.vllm.steps import Steps
 
 log = logging.getLogger(LOGGER)
 
@@ -64,7 +66,9 @@ class SchedulerSide:
     _unused: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.lookups = Lookups(self.settings, self.breaker, self.stats, self.timeline, self.clock)
+        self.prefill = Prefill(self.geometry.page_tokens)
+        self.steps = Steps(self.prefill)
+        self.lookups = Lookups(self.settings, self.breaker, self.stats, self.timeline, self.prefill, self.clock)
         self.golden = GoldenDesk(self.geometry.world, self.settings.call_seconds, self.clock)
         self.publisher = Publisher(
             self.geometry.page_tokens,
@@ -141,6 +145,8 @@ class SchedulerSide:
             plan.golden = self.golden.lend(session.incarnation)
         self.lookups.end_pass()
         self.stats.gauge("pending_prefetches", self.lookups.pending)
+        if self.prefill.rate:
+            self.stats.gauge("prefill_tokens_per_second", self.prefill.rate)
         return plan
 
     def take_report(self, report: StepReport) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -13,12 +14,14 @@ from harness.fakes import Clock, FakeClient, FakeLease, FakeQuery, keys_of
 from orbitkv.adapter import lookup as lookup_module
 from orbitkv.adapter.breaker import OPEN_SECONDS, UNANSWERED_MAX, Breaker
 from orbitkv.adapter.lookup import LEASE_SECONDS, Ask, Lookups, Window
+from orbitkv.adapter.prefill import STEP_TOKENS_MIN, STEPS_MIN, Prefill
 from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import read_settings
 from orbitkv.adapter.stats import Stats
-from orbitkv.client import CacheManagerClient, State
+from orbitkv.client import CacheManagerClient, Estimate, State
 from orbitkv.timeline import Timeline
 
+PAGE_TOKENS = 100
 WAIT_US = 1000
 PATIENCE_S = 1.0
 
@@ -30,6 +33,7 @@ class WindowRig:
     clock: Clock = field(default_factory=Clock)
     client: FakeClient = field(default_factory=FakeClient)
     stats: Stats = field(default_factory=Stats)
+    prefill: Prefill = field(default_factory=lambda: Prefill(PAGE_TOKENS))
     pass_ends: float = 0.0
 
     def __post_init__(self) -> None:
@@ -37,7 +41,13 @@ class WindowRig:
         self.session = SchedulerSession(cast(CacheManagerClient, self.client), "engine-1", Epoch(), lambda: None, 0)
         assert self.session.advance()
         self.lookups = Lookups(
-            read_settings(keys, {}), Breaker(), self.stats, Timeline("test", False), self.clock, self._left
+            read_settings(keys, {}),
+            Breaker(),
+            self.stats,
+            Timeline("test", False),
+            self.prefill,
+            self.clock,
+            self._left,
         )
         self.lookups.patient_from_start = False
         self.lookups.window = Window(3, 100)
@@ -72,7 +82,7 @@ class WindowRig:
 
     def sizes(self) -> tuple[int, int, int]:
         """Return how much is kept: look-ups, waiting times, places of the window."""
-        return len(self.lookups), len(self.lookups._since), len(self.lookups._inside)
+        return len(self.lookups), len(self.lookups._patience), len(self.lookups._inside)
 
     def _left(self) -> int:
         return max(0, round((self.pass_ends - self.clock.now) * 1e6))
@@ -309,13 +319,128 @@ def test_the_unanswered_stops_of_a_pass_wait_together_at_most_so_long(rig: Windo
 
 
 @pytest.mark.parametrize("state", [State.WAITING, State.PREPARING])
-def test_a_hit_ends_the_wait_and_a_later_one_begins_anew(rig: WindowRig, state: State) -> None:
-    rig.client.script = [(state, 0)]
+def test_a_request_spends_its_patience_once_and_not_while_a_lease_lies_ready(rig: WindowRig, state: State) -> None:
+    rig.client.script = [(state, 0), (state, 0)]
     assert rig.ask("a") is None
     rig.lookups.reached("a")
+    rig.begin(PATIENCE_S / 2)
     rig.client.queries[0].answer(State.READY, 4)
     assert rig.ask("a") == 4
-    assert rig.sizes() == (1, 0, 1)
+    rig.begin(10 * PATIENCE_S)
+    rig.begin()
+    assert rig.ask("a") is None, "its lease went while the engine had no room; the time was no wait for its pages"
+    rig.lookups.reached("a")
+    rig.begin(PATIENCE_S / 4)
+    assert rig.ask("a") is None
+    rig.client.queries[1].at_stop = (State.READY, 2)
+    rig.begin(PATIENCE_S / 4)
+    assert rig.ask("a") == 2, "the two waits are one patience"
+    assert rig.sizes() == (1, 1, 1)
+    rig.lookups.finish("a")
+    assert rig.sizes() == (0, 0, 0)
+
+
+# What waiting is worth.
+
+
+def pace(rig: WindowRig, tokens_per_second: float) -> None:
+    """Let the engine have computed prompts at that rate."""
+    for number in range(STEPS_MIN):
+        rig.prefill.ended(number, STEP_TOKENS_MIN, number + STEP_TOKENS_MIN / tokens_per_second)
+
+
+def read(rig: WindowRig, seconds: float, missing: int = 4, request: str = "a") -> FakeQuery:
+    """Ask for pages that are being read and will be there in so many seconds; the engine keeps the request waiting."""
+    rig.client.script = [(State.PREPARING, 0)]
+    assert rig.ask(request) is None
+    query: FakeQuery = rig.client.queries[-1]
+    query.estimate = Estimate(seconds, missing)
+    query.at_stop = (State.READY, 1)
+    rig.begin()
+    assert rig.ask(request) is None, "nobody has kept it waiting"
+    rig.lookups.reached(request)
+    return query
+
+
+@pytest.mark.parametrize(("seconds", "computed"), [(0.3, False), (0.41, False), (0.43, True), (30.0, True)])
+def test_a_request_does_not_wait_for_what_the_engine_computes_sooner(
+    rig: WindowRig, seconds: float, computed: bool
+) -> None:
+    """Four pages of a hundred tokens, at a thousand a second, are 0.4 seconds; a pass takes 10 ms of the wait."""
+    pace(rig, 1000.0)
+    read(rig, seconds)
+    rig.begin()
+    assert rig.ask("a") == (1 if computed else None)
+    values = rig.stats.take()
+    assert (values.get("prefetch_stopped"), values.get("prefetch_outpaced")) == ((1, 1) if computed else (None, None))
+
+
+@pytest.mark.parametrize("unknown", ["rate", "estimate", "policy"])
+def test_without_both_figures_or_with_the_other_policy_the_patience_alone_ends_a_wait(
+    rig: WindowRig, unknown: str
+) -> None:
+    if unknown != "rate":
+        pace(rig, 1000.0)
+    if unknown == "policy":
+        rig.lookups.settings = dataclasses.replace(rig.lookups.settings, load_wait_policy="always")
+    read(rig, 0.0 if unknown == "estimate" else 30.0)
+    rig.begin(PATIENCE_S - 0.01)
+    assert rig.ask("a") is None
+    rig.begin()
+    assert rig.ask("a") == 1
+    assert "prefetch_outpaced" not in rig.stats.take()
+
+
+def test_a_wait_ends_once_its_rest_does_not_pay_any_more(rig: WindowRig) -> None:
+    pace(rig, 1000.0)
+    query = read(rig, 0.2)
+    rig.begin()
+    assert rig.ask("a") is None
+    query.estimate = Estimate(0.25, 2)
+    rig.begin()
+    assert rig.ask("a") == 1, "two pages are computed in 0.2 seconds"
+    assert rig.stats.take()["prefetch_outpaced"] == 1
+
+
+@pytest.mark.parametrize(("seconds", "worth"), [(0.1, 0.25), (0.39, 0.4)])
+def test_an_estimate_that_was_wrong_costs_at_most_about_twice_itself_and_never_more_than_computing(
+    rig: WindowRig, seconds: float, worth: float
+) -> None:
+    pace(rig, 1000.0)
+    query = read(rig, seconds + 0.02)
+    waited, answer = 0.0, None
+    while answer is None:
+        query.estimate = Estimate(seconds, 4)  # Each answer says so again.
+        rig.begin(0.01)
+        waited += 0.01
+        answer = rig.ask("a")
+    assert waited == pytest.approx(worth, abs=0.021), "and two passes, which take 10 ms each"
+    assert "prefetch_outpaced" not in rig.stats.take()
+
+
+def test_time_that_passed_since_the_estimate_counts(rig: WindowRig) -> None:
+    """A pass may take long, and the last answer is as old as it."""
+    pace(rig, 1000.0)
+    read(rig, 0.5)
+    rig.begin(0.11)
+    assert rig.ask("a") is None, "it is there in 0.39 seconds"
+
+
+def test_a_worth_that_was_spent_is_not_given_again(rig: WindowRig) -> None:
+    pace(rig, 1000.0)
+    query = read(rig, 0.1)
+    rig.begin()
+    assert rig.ask("a") is None
+    rig.begin(0.2)
+    query.answer(State.READY, 4)
+    assert rig.ask("a") == 4
+    rig.begin(LEASE_SECONDS)
+    rig.begin()
+    read(rig, 0.1)
+    rig.begin(0.02)
+    assert rig.ask("a") is None
+    rig.begin(0.02)
+    assert rig.ask("a") == 1, "0.24 seconds were worth it, in all"
 
 
 # Waits and the breaker.
