@@ -112,9 +112,9 @@ type read struct {
 	state   readState
 	asked   time.Time
 	begun   time.Time // when it was submitted
+	among   uint64    // bytes under way then, its own included
 	failure error     // of the transfer
 }
-	among   uint64    // bytes under way then, its own included
 
 // write is one page on its way to the device.
 type write struct {
