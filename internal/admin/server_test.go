@@ -254,6 +254,10 @@ func TestHealthIsJudgedByWhatIsHeld(t *testing.T) {
 	if s.Judge(0, 0); s.Health != "degraded" || len(s.Reasons) != 1 || !strings.Contains(s.Reasons[0], "/bad") || !strings.Contains(s.Reasons[0], "no disk") {
 		t.Errorf("%s %v", s.Health, s.Reasons)
 	}
+	s.SSD = &SSD{Volumes: []ssd.VolumeStatus{{Name: "/full", State: "read_only", Reason: "no space"}}}
+	if s.Judge(0, 0); s.Health != "degraded" || len(s.Reasons) != 1 || !strings.Contains(s.Reasons[0], "/full is read-only") || !strings.Contains(s.Reasons[0], "no space") {
+		t.Errorf("%s %v", s.Health, s.Reasons)
+	}
 	s.SSD = nil
 	s.Pool.Error = "no memory"
 	if s.Judge(0, 0); s.Health != "degraded" || !strings.Contains(s.Reasons[0], "no memory") {

@@ -7,8 +7,11 @@ import (
 	"orbitkv/internal/ssd"
 )
 
-// volumeOff is the state of a folder that failed.
-const volumeOff = "off"
+// The states of a folder that failed, and of one whose writes did.
+const (
+	volumeOff      = "off"
+	volumeReadOnly = "read_only"
+)
 
 // stalledPercent is the part of the pool above which stalled bytes degrade the health.
 const stalledPercent = 10
@@ -51,7 +54,10 @@ func (s *SSD) judge() (reasons []string) {
 		if v.Hangs {
 			reasons = append(reasons, fmt.Sprintf("the SSD folder %s hangs, and its pages are misses until it answers: %s; look at the device", v.Name, v.Reason))
 		}
-		if v.State == volumeOff {
+		switch v.State {
+		case volumeReadOnly:
+			reasons = append(reasons, fmt.Sprintf("the SSD folder %s is read-only, and no pages are added to it: %s", v.Name, v.Reason))
+		case volumeOff:
 			reasons = append(reasons, fmt.Sprintf("the SSD folder %s is off, and its pages are misses: %s; mend it, then restart the Manager", v.Name, v.Reason))
 		}
 	}

@@ -84,7 +84,7 @@ func deviceLine(fsys fs.FS, name, resolved string, made bool) Line {
 	case slices.Contains(kernelKinds, m.Filesystem):
 		return bad(name, "name a folder on a disk", "%s: the kernel's own, which holds no files", m.Filesystem)
 	case hasWord(m.Options, "ro"):
-		return bad(name, "mount it for writing: mount -o remount,rw "+m.Point, "%s, mounted read-only", found)
+		return bad(name, "mount it for writing, then restart the Manager: mount -o remount,rw "+m.Point, "%s, mounted read-only", found)
 	case m.Filesystem == "tmpfs", m.Filesystem == "ramfs":
 		return note(name, "name a folder on a disk: here pages are in memory twice", "%s: memory, not a disk", m.Filesystem)
 	case m.Filesystem == "overlay":

@@ -53,14 +53,14 @@ func amplification(s *ssd.Stats) []sample {
 var ssdTable = []row{
 	{"orbitkv_ssd_capacity_bytes", Gauge, nil, "Hard limit of the bytes on disk, of all folders together. The metrics of the SSD exist only where there is one.", ssdOne(func(s *ssd.Stats) uint64 { return s.CapacityBytes })},
 	{"orbitkv_ssd_disk_bytes", Gauge, nil, "Bytes that the files occupy on disk, reserved ones included: about the capacity from the start on. Not how full the tier is.", ssdOne(func(s *ssd.Stats) uint64 { return s.DiskBytes })},
-	{"orbitkv_ssd_payload_bytes", Gauge, nil, "Bytes that pages can have of the capacity, on folders that are on. The rest is for the index.", ssdOne(func(s *ssd.Stats) uint64 { return s.PayloadBytes })},
+	{"orbitkv_ssd_payload_bytes", Gauge, nil, "Bytes that pages can have of the capacity, on folders that can be read. The rest is for the index.", ssdOne(func(s *ssd.Stats) uint64 { return s.PayloadBytes })},
 	{"orbitkv_ssd_used_bytes", Gauge, nil, "Of the payload: bytes lent to pages, those that are being written and those that wait to be free included, with the 4 KiB behind each page.", ssdOne(func(s *ssd.Stats) uint64 { return s.UsedBytes })},
 	{"orbitkv_ssd_stored_bytes", Gauge, nil, "Padded bytes of pages that can be read.", ssdOne(func(s *ssd.Stats) uint64 { return s.StoredBytes })},
 	{"orbitkv_ssd_pages", Gauge, []string{"class"}, "Pages that can be read, by class: probationary ones make room first, retained ones were asked for since they were written. Those of a folder that is off are not in it.", ssdEach(func(s *ssd.Stats) map[string]uint64 { return s.Pages })},
 	{"orbitkv_ssd_namespaces", Gauge, nil, "Namespaces that an instance uses or that have pages on the SSD.", ssdOne(func(s *ssd.Stats) uint64 { return s.Namespaces })},
 	{"orbitkv_ssd_namespaces_refused_total", Counter, nil, "Namespaces that found the tier's table full: their pages are not stored.", ssdOne(func(s *ssd.Stats) uint64 { return s.NamespacesRefusedTotal })},
 	{"orbitkv_ssd_index_bytes", Gauge, nil, "Memory of the tier's index.", ssdOne(func(s *ssd.Stats) uint64 { return s.IndexBytes })},
-	{"orbitkv_ssd_volumes", Gauge, []string{"state"}, "Folders by state: on, off (failed; its pages are misses until a restart) or closed (at the end).", ssdEach(func(s *ssd.Stats) map[string]uint64 { return s.Volumes })},
+	{"orbitkv_ssd_volumes", Gauge, []string{"state"}, "Folders by state: on, read_only (its writes failed; its pages are read), off (failed; its pages are misses until a restart) or closed (at the end).", ssdEach(func(s *ssd.Stats) map[string]uint64 { return s.Volumes })},
 	{"orbitkv_ssd_evictions_total", Counter, []string{"class"}, "Pages that left the SSD: by class for want of room, or by what dropped them (digest, io, short). Reclaimable ones are of a run of an engine (an epoch) that nobody has registered since the Manager started; they make room first.", ssdReasons(func(s *ssd.Stats) map[string]uint64 { return s.EvictionsTotal }, ssd.EvictionLabels...)},
 	{"orbitkv_ssd_demanded_total", Counter, nil, "Pages on the SSD that a query asked for, whether they were read from it or lay in the pool: they are retained longest.", ssdOne(func(s *ssd.Stats) uint64 { return s.DemandedTotal })},
 	{"orbitkv_ssd_demands_dropped_total", Counter, nil, "Queries whose pages were not told to the SSD tier since too many waited to be told: it keeps these pages no longer than others, and does not get those that it lacks.", func(s snapshot) []sample {
@@ -82,17 +82,18 @@ var ssdTable = []row{
 	{"orbitkv_ssd_write_duration_seconds", Histogram, nil, "Time of a page from the queue to readable. Pages overlap: this is not the device's time, and bytes over it are not a rate.", ssdTimes(func(s *ssd.Stats) ssd.Histogram { return s.WriteDuration })},
 	{"orbitkv_ssd_commits_total", Counter, nil, "Times that the device was told to make pages and records durable, several pages at a time.", ssdOne(func(s *ssd.Stats) uint64 { return s.CommitsTotal })},
 	{"orbitkv_ssd_commit_duration_seconds", Histogram, nil, "Time of one of these.", ssdTimes(func(s *ssd.Stats) ssd.Histogram { return s.CommitDuration })},
-	{"orbitkv_ssd_write_failures_total", Counter, []string{"reason"}, "Pages that were taken and not written, by reason. Each is a miss of this tier at once.", ssdReasons(func(s *ssd.Stats) map[string]uint64 { return s.WriteFailuresTotal }, ssd.ReasonIO, ssd.ReasonNoSpace, ssd.ReasonDropped, ssd.ReasonOff, ssd.ReasonClosed)},
-	{"orbitkv_ssd_write_admission_skips_total", Counter, []string{"reason"}, "Pages that were not written, by reason: cold (saved once so far, under the policy reuse), resident (stored already), pending (being written), duplicate (named twice by one call), clearing (the cache is being cleared), full (the queue), too_large, unknown (no namespace of the tier), off. They stay in the pool as long as it keeps them.", func(s snapshot) []sample {
+	{"orbitkv_ssd_write_failures_total", Counter, []string{"reason"}, "Pages that were taken and not written, by reason. Each is a miss of this tier at once.", ssdReasons(func(s *ssd.Stats) map[string]uint64 { return s.WriteFailuresTotal }, ssd.ReasonIO, ssd.ReasonNoSpace, ssd.ReasonDropped, ssd.ReasonReadOnly, ssd.ReasonOff, ssd.ReasonClosed)},
+	{"orbitkv_ssd_write_admission_skips_total", Counter, []string{"reason"}, "Pages that were not written, by reason: cold (saved once so far, under the policy reuse), resident (stored already), pending (being written), duplicate (named twice by one call), clearing (the cache is being cleared), full (the queue), too_large, unknown (no namespace of the tier), read_only, off. They stay in the pool as long as it keeps them.", func(s snapshot) []sample {
 		if s.ssd == nil {
 			return nil
 		}
-		skips := withZeros(s.ssd.WriteSkipsTotal, ssd.SkipResident, ssd.SkipPending, ssd.SkipUnknown, ssd.SkipTooLarge, ssd.SkipOff, ssd.SkipFull)
+		skips := withZeros(s.ssd.WriteSkipsTotal, ssd.SkipResident, ssd.SkipPending, ssd.SkipUnknown, ssd.SkipTooLarge, ssd.SkipReadOnly, ssd.SkipOff, ssd.SkipFull)
 		for reason, n := range s.cache.WriteSkipsTotal { // the cache looks first: what it skips was not offered to the store
 			skips[reason] += n
 		}
 		return labelled(skips)
 	}},
+	{"orbitkv_ssd_write_retries_total", Counter, nil, "Times that a folder that is read_only, since its file system was full, was tried again, once a minute.", ssdOne(func(s *ssd.Stats) uint64 { return s.WriteRetriesTotal })},
 	{"orbitkv_ssd_write_queue_pending", Gauge, nil, "Pages that wait to be written.", ssdOne(func(s *ssd.Stats) uint64 { return s.WriteQueuePages })},
 	{"orbitkv_ssd_write_queue_bytes", Gauge, nil, "Padded bytes of them.", ssdOne(func(s *ssd.Stats) uint64 { return s.WriteQueueBytes })},
 	{"orbitkv_ssd_write_queue_full_total", Counter, nil, "Pages that found the queue of writes full, and were not written. The device is slower than the engines publish.", ssdOne(func(s *ssd.Stats) uint64 { return s.WriteQueueFullTotal })},

@@ -20,7 +20,7 @@ func (s *Store) Check() error {
 		}
 	}
 	for _, v := range s.volumes {
-		if !v.on() {
+		if !v.readable() {
 			continue
 		}
 		if err := v.check(pages); err != nil {
@@ -29,7 +29,7 @@ func (s *Store) Check() error {
 	}
 	for number, l := range s.lives {
 		for i, v := range s.volumes {
-			if v.on() && l.pages[i] != pages[number][i] {
+			if v.readable() && l.pages[i] != pages[number][i] {
 				return fmt.Errorf("ssd: life %d has %d pages on %s, its counter says %d", number, pages[number][i], v.name, l.pages[i])
 			}
 		}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,11 +45,143 @@ func TestAClearThatWasAwaitedIsDurable(t *testing.T) {
 				}
 				disks[0].Heal()
 				for range 8 {
-					after := openRigIn(t, r.arena, []*twin.Disk{disks[0].Crash()})
-					if n := after.store.Stats().RecoveredPages; !dead && n > 0 {
+					if n := r.recoveredAfter(disks[0].Crash()); !dead && n > 0 {
 						t.Errorf("%d pages came back", n)
 					}
-					after.close()
+				}
+				if n := r.rebuiltAfter(disks[0].Crash()); n > 0 && !dead && name != "no rename" { // where the superblock stayed as it was
+					t.Errorf("%d pages came back with a new index", n)
+				}
+				r.close()
+			})
+		})
+	}
+}
+
+// recoveredAfter is how many pages a store finds on a disk.
+func (r *rig) recoveredAfter(disk *twin.Disk) uint64 {
+	r.t.Helper()
+	after := openRigIn(r.t, r.arena, []*twin.Disk{disk})
+	defer after.close()
+	return after.store.Stats().RecoveredPages
+}
+
+// rebuiltAfter is how many a repair finds there when the index is lost.
+func (r *rig) rebuiltAfter(disk *twin.Disk) uint64 {
+	r.t.Helper()
+	if err := disk.Remove(format.IndexName); err != nil {
+		r.t.Fatal(err)
+	}
+	pages, _, err := RebuildIndex(r.t.Context(), disk, func(_, _ uint64) {})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if found := r.recoveredAfter(disk); found != pages {
+		r.t.Errorf("a repair found %d pages, and the store after it %d", pages, found)
+	}
+	return pages
+}
+
+// A loss of power before any operation of a clear leaves all pages or none, and none once it was awaited, whether the index is there or made anew.
+func TestCrashBeforeEveryOperationOfAClear(t *testing.T) {
+	const pages, later = 8, 3
+	disk := twin.New(3)
+	r := openRig(t, []*twin.Disk{disk})
+	s := r.namespace(1, 0, small)
+	r.mustWrite(s, numbers(0, pages)...)
+	var mu sync.Mutex
+	var before, after []*twin.Disk
+	crashed := &before
+	disk.Hook(func(twin.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		*crashed = append(*crashed, disk.Crash(), disk.Crash())
+	})
+	r.store.Clear()
+	if err := r.store.AwaitClear(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	crashed = &after
+	mu.Unlock()
+	for number := range later {
+		r.mustWrite(s, number)
+	}
+	disk.Hook(nil)
+	cleared := 0
+	for i, left := range before {
+		again := left.Crash()
+		found, rebuilt := r.recoveredAfter(left), r.rebuiltAfter(again)
+		if found != 0 && found != pages || rebuilt != 0 && rebuilt != pages || found > 0 && rebuilt == 0 {
+			t.Errorf("crash %d of the clear: %d pages, and %d with a new index", i, found, rebuilt)
+		}
+		if rebuilt == 0 {
+			cleared++
+		}
+	}
+	if len(before) < 16 || cleared == 0 || cleared == len(before) {
+		t.Errorf("%d crashes, %d of them after the clear", len(before), cleared)
+	}
+	for i, left := range append(after, disk.Crash()) {
+		again := left.Crash()
+		if found, rebuilt := r.recoveredAfter(left), r.rebuiltAfter(again); found > later || rebuilt > later {
+			t.Errorf("crash %d after the clear: %d pages, and %d with a new index", i, found, rebuilt)
+		}
+	}
+	r.close()
+}
+
+// What is cleared while a volume takes no pages is a miss at once and stays one while the store lives. Whether a restart may bring it back is told.
+func TestAClearOfAVolumeThatTakesNoWrites(t *testing.T) {
+	full := func(o twin.Operation, name string) twin.Rule {
+		return twin.Rule{Operation: o, Name: name, Onward: true, Err: unix.ENOSPC}
+	}
+	for name, c := range map[string]struct {
+		rules   []twin.Rule
+		durable bool // at once
+		rebuilt bool // a repair may bring it back
+	}{
+		"pages alone fail":    {rules: []twin.Rule{full(twin.Write, format.PayloadName)}, durable: true},
+		"the index is full":   {rules: []twin.Rule{full(twin.Write, format.IndexName)}, durable: true},
+		"everything is full":  {rules: []twin.Rule{full(twin.Write, "")}, durable: true, rebuilt: true},
+		"nothing can change":  {rules: []twin.Rule{full(twin.Write, ""), full(twin.Rename, ""), full(twin.Remove, "")}},
+		"no name can be kept": {rules: []twin.Rule{full(twin.Write, format.PayloadName), full(twin.SyncFolder, "")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			quietly(t, func(t *testing.T) {
+				disks := oneDisk(1)
+				r := openRig(t, disks)
+				s := r.namespace(1, 0, small)
+				r.mustWrite(s, numbers(0, 8)...)
+				stopWriting(r, s, 8, c.rules...)
+				r.store.Clear()
+				if r.count(s, 0, 8) != 0 {
+					t.Error("a page that was cleared is stored")
+				}
+				err, reason := r.store.AwaitClear(t.Context()), r.store.Status()[0].Reason
+				if (err == nil) != c.durable || err != nil && (!strings.Contains(err.Error(), "come back with a restart") || !strings.Contains(reason, err.Error()[len("ssd: "):])) {
+					t.Errorf("a clear ended with %v, the status says %s", err, reason)
+				}
+				for range 8 {
+					if n := r.recoveredAfter(disks[0].Crash()); c.durable && n > 0 {
+						t.Errorf("%d pages came back", n)
+					}
+				}
+				if n := r.rebuiltAfter(disks[0].Crash()); c.durable && (n > 0) != c.rebuilt {
+					t.Errorf("%d pages came back with a new index", n)
+				}
+				disks[0].Heal()
+				<-time.After(retryEvery + presenceTick)
+				synctest.Wait()
+				if err := r.store.AwaitClear(t.Context()); err != nil || r.store.Status()[0].State != "on" || r.store.Check() != nil {
+					t.Errorf("when the volume takes writes again: %v, %+v, %v", err, r.store.Status()[0], r.store.Check())
+				}
+				r.mustWrite(s, numbers(20, 23)...)
+				if n := r.recoveredAfter(disks[0].Crash()); n != 3 || r.count(s, 0, 20) != 0 {
+					t.Errorf("%d pages are there after a crash, want the 3 that were written after the clear", n)
+				}
+				if n := r.rebuiltAfter(disks[0].Crash()); n != 3 {
+					t.Errorf("%d pages are there with a new index, want the 3 that were written after the clear", n)
 				}
 				r.close()
 			})

@@ -2,7 +2,6 @@ package ssd
 
 import (
 	"errors"
-	"fmt"
 	"iter"
 
 	"orbitkv/internal/index"
@@ -19,32 +18,45 @@ func (v *volume) commit() {
 	defer s.leave()
 	for !s.config.looks() && v.toCommit() {
 		v.sweep()
-		if !v.commitGroup() {
-			return
-		}
-		if v.journal.Due(int(v.index.Count(index.Sealed))) && !v.compact() {
-			return
+		switch {
+		case v.state == volumeReadOnly && v.clears > 0:
+			v.clearReadOnly()
+		case v.retryIsDue():
+			v.resume()
+		case v.on() && v.commitGroup() && v.journal.Due(int(v.index.Count(index.Sealed))):
+			v.compact()
 		}
 	}
-	if v.awaitLook(); v.on() && (!s.config.looks() || v.forgotten > 0) {
+	v.awaitLook()
+	switch {
+	case v.on() && (!s.config.looks() || v.forgotten > 0):
 		v.compact()
+	case v.mayResume():
+		v.resume()
 	}
 }
 
 // awaitLook waits for the end of a store that only looks: its one commit is the last.
 func (v *volume) awaitLook() {
-	for v.store.config.looks() && v.on() && !v.store.closing {
+	for v.store.config.looks() && v.readable() && !v.store.closing {
 		v.await()
 	}
 }
 
 // toCommit waits until there is something to commit; false when there never will be.
 func (v *volume) toCommit() bool {
-	for v.on() {
-		if v.urgent || v.groupIsDue() {
+	for v.readable() {
+		switch {
+		case v.state == volumeReadOnly:
+			if v.mustSweep || v.clears > 0 {
+				return true
+			}
+			if v.store.closing || v.retryIsDue() {
+				return !v.store.closing
+			}
+		case v.urgent || v.groupIsDue():
 			return true
-		}
-		if v.store.closing && v.waiting.len() == 0 && v.unrecorded == 0 && !v.filling && v.reading+v.checking == 0 {
+		case v.store.closing && v.waiting.len() == 0 && v.unrecorded == 0 && !v.filling && v.reading+v.checking == 0:
 			return len(v.ops) > 0
 		}
 		v.awaited = v.awaited || v.store.closing
@@ -101,8 +113,8 @@ func (v *volume) take() group {
 	return g
 }
 
-// commitGroup makes a group durable, then its pages visible and the space of victims free; false when that failed and the volume is off. Payload,
-// barrier, record, barrier, visible: nothing else may stand in this order.
+// commitGroup makes a group durable, then its pages visible and the space of victims free; false when that failed and the volume takes no more writes.
+// Payload, barrier, record, barrier, visible: nothing else may stand in this order.
 func (v *volume) commitGroup() bool {
 	s := v.store
 	g := v.take()
@@ -115,15 +127,25 @@ func (v *volume) commitGroup() bool {
 	s.counters.commitTime.observe(s.config.Now().Sub(begun))
 	s.counters.deviceBytes += uint64(v.journal.WrittenBytes() - before)
 	if v.disk = disk; err != nil {
-		v.off(fmt.Sprintf("what was written could not be made durable: %v", err))
+		v.stopWrites("what was written could not be made durable", err)
 	}
 	for _, w := range g.writes {
-		v.recorded(w)
+		v.recorded(w, err == nil)
 	}
-	if !v.on() {
+	if err != nil {
+		v.ops = append(g.ops, v.ops...)
 		return false
 	}
-	for _, o := range g.ops {
+	v.settled(g.ops)
+	return v.on()
+}
+
+// settled does what waited for ops to be durable.
+func (v *volume) settled(ops []op) {
+	if !v.readable() {
+		return
+	}
+	for _, o := range ops {
 		switch o.kind {
 		case opFree:
 			v.space.Free(o.offset, o.bytes)
@@ -133,11 +155,13 @@ func (v *volume) commitGroup() bool {
 		}
 	}
 	v.changed.Broadcast()
-	return true
 }
 
 // record does the I/O of a commit and says what the volume's files occupy after it.
 func (v *volume) record(g *group) (disk uint64, err error) {
+	for _, n := range g.namespaces { // first, since their numbers are given out, whatever fails below
+		v.journal.Namespace(n)
+	}
 	if len(g.writes) > 0 {
 		if err := v.payload.Sync(); err != nil {
 			return v.measured(err)
@@ -151,10 +175,10 @@ func (v *volume) record(g *group) (disk uint64, err error) {
 			v.journal.DropNamespace(o.number)
 		case opClear:
 			v.journal.Clear()
+			if err := v.keepCleared(); err != nil {
+				return v.measured(err)
+			}
 		}
-	}
-	for _, n := range g.namespaces {
-		v.journal.Namespace(n)
 	}
 	for _, w := range g.writes {
 		v.journal.Put(journal.Put{
@@ -165,17 +189,18 @@ func (v *volume) record(g *group) (disk uint64, err error) {
 	return v.measured(v.journal.Commit())
 }
 
-// recorded ends a page whose record is durable, or not known to be when the volume is off. One whose namespace was dropped meanwhile does not become
-// visible; its space comes back with the commit that says so.
-func (v *volume) recorded(w *write) {
-	v.settle(w)
+// recorded ends a page whose record is durable, or is not known to be. One whose namespace was dropped meanwhile does not become visible; its space
+// comes back with the commit that says so.
+func (v *volume) recorded(w *write, durable bool) {
 	switch {
-	case !v.on():
-		v.endWrite(w, ReasonOff)
+	case !durable || !v.readable():
+		v.takeBack(w, v.refusal())
 	case w.life.dead:
+		v.settle(w)
 		v.note(op{kind: opFree, offset: w.offset, bytes: format.ExtentBytes(w.bytes)})
 		v.endWrite(w, ReasonDropped)
 	default:
+		v.settle(w)
 		v.show(w.life, w.Group, &w.Key, w.offset, index.Probationary, w.digest, w.sequence)
 		v.endWrite(w, "")
 	}
@@ -194,7 +219,7 @@ func (v *volume) sweep() {
 		return
 	}
 	v.mustSweep = false
-	for from := uint32(0); from < v.index.Records() && v.on(); from += sweepRecords {
+	for from := uint32(0); from < v.index.Records() && v.readable(); from += sweepRecords {
 		v.index.Scan(from, from+sweepRecords, func(p index.Page) bool {
 			if p.State == index.Sealed && v.store.lives[p.Namespace].dead {
 				v.retire(p, false)
@@ -205,8 +230,8 @@ func (v *volume) sweep() {
 	}
 }
 
-// compact puts a snapshot in place of the index log; false when that failed and the volume is off.
-func (v *volume) compact() bool {
+// compact puts a snapshot in place of the index log.
+func (v *volume) compact() {
 	s := v.store
 	order := v.order()
 	before := v.journal.WrittenBytes()
@@ -215,9 +240,8 @@ func (v *volume) compact() bool {
 	s.mu.Lock()
 	s.counters.deviceBytes += uint64(v.journal.WrittenBytes() - before)
 	if v.disk = disk; err != nil {
-		v.off(fmt.Sprintf("the index log could not be compacted: %v", err))
+		v.stopWrites("the index log could not be compacted", err)
 	}
-	return err == nil && v.on()
 }
 
 // order lists the pages that can be read, the oldest use first in each class, some a hold of the mutex. What moves meanwhile is listed once; a page
@@ -281,7 +305,7 @@ func (v *volume) puts(handles []index.Handle, puts []journal.Put) []journal.Put 
 	defer s.mu.Unlock()
 	for _, h := range handles {
 		p, ok := v.index.Page(h)
-		if !v.on() || !ok || p.State != index.Sealed {
+		if !v.readable() || !ok || p.State != index.Sealed {
 			continue
 		}
 		l := s.lives[p.Namespace]

@@ -27,7 +27,8 @@ const (
 	groupPagesMax    = 1024                   // pages of one group commit
 	groupWait        = 200 * time.Millisecond // how long a page that was written waits for others to join its commit
 	drainWait        = 5 * time.Second        // how long Close writes what is queued
-	failuresInARow   = 5                      // failed transfers of one direction after which a volume is off
+	failuresInARow   = 5                      // failed transfers of one direction after which a volume is off, or takes no writes
+	retryEvery       = time.Minute            // how often a volume that takes no writes since its file system was full is tried again
 	unclaimedFor     = 24 * time.Hour         // how long pages of an epoch that nobody registers are kept
 	retainedPercent  = 80                     // of a volume's payload: the most that retained pages hold
 	scrubChunkBytes  = 1 << 20                // one read of scrubber and verifier
@@ -38,7 +39,7 @@ const (
 	reclaimEffort    = 4                      // a page that finds no room may evict this many times its own bytes
 	warnEvery        = time.Second            // a volume warns of failed or damaged pages no more often
 	hangsAfter       = 30 * time.Second       // a read that has been with the device for so long: it hangs, and its pages are misses until it answers
-	presenceTick     = 5 * time.Second        // how often the files, and transfers that hang, are looked for
+	presenceTick     = 5 * time.Second        // how often the files, transfers that hang and volumes to be tried again are looked for
 	housekeepingTick = 10 * time.Minute       // how often unclaimed namespaces are looked at
 )
 

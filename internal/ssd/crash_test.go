@@ -8,6 +8,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"orbitkv/internal/ssd/format"
 	"orbitkv/internal/ssd/journal"
 	"orbitkv/internal/vfs/twin"
 )
@@ -186,10 +189,10 @@ func (c *script) recovered(t *testing.T, o *outcome) {
 	}
 }
 
-func newScript(t *testing.T, seed uint64, a *arena, disk *twin.Disk, sizes [3]uint64, steps, pages int) *script {
+func newScript(t *testing.T, seed uint64, a *arena, disk *twin.Disk, sizes [3]uint64, steps, pages int, changes ...configure) *script {
 	t.Helper()
 	c := &script{
-		rig: openRigIn(t, a, []*twin.Disk{disk}), draw: rand.New(rand.NewPCG(seed, 1)), sizes: sizes, steps: steps, pages: pages,
+		rig: openRigIn(t, a, []*twin.Disk{disk}, changes...), draw: rand.New(rand.NewPCG(seed, 1)), sizes: sizes, steps: steps, pages: pages,
 		promised: promised{pages: map[promise]bool{}},
 	}
 	c.register()
@@ -213,6 +216,50 @@ func TestCrashBeforeEveryOperation(t *testing.T) {
 		for i := range *outcomes {
 			c.recovered(t, &(*outcomes)[i])
 		}
+	}
+}
+
+// The same where the disk was full meanwhile: the index log ends in something that nobody knows, and another one takes its place.
+func TestCrashBeforeEveryOperationAroundAFullDisk(t *testing.T) {
+	a := newArena(64, 32<<10)
+	for seed, rule := range []twin.Rule{
+		{Operation: twin.Write, Name: format.IndexName, Moved: 300, Onward: true, Err: unix.ENOSPC},
+		{Operation: twin.Sync, Name: format.IndexName, Onward: true, Err: unix.ENOSPC},
+		{Operation: twin.Sync, Name: format.PayloadName, Onward: true, Err: unix.ENOSPC},
+		{Operation: twin.Write, Name: format.PayloadName, Onward: true, Err: unix.ENOSPC},
+	} {
+		disk, now := twin.New(uint64(seed)), newClock()
+		c := newScript(t, uint64(seed), a, disk, [3]uint64{small, 20 << 10, 12 << 10}, 60, 30, func(c *Config) { c.Now = now.read })
+		outcomes := c.crashes(1)
+		c.run(false)
+		stopWriting(c.rig, c.spaces[2], c.pages+1, rule)
+		c.store.Demanded(c.spaces[1].handle, 0, keyOf(1))
+		c.promised.drop(3)
+		c.store.DropNamespace(c.spaces[3].handle)
+		c.spaces[3] = c.namespace(3, 2, c.sizes[2])
+		disk.Heal()
+		now.advance(retryEvery)
+		c.resumed()
+		c.run(seed%2 == 0)
+		c.close()
+		disk.Hook(nil)
+		if len(*outcomes) < 60 {
+			t.Fatalf("%v of %s: only %d operations changed the disk", rule.Operation, rule.Name, len(*outcomes))
+		}
+		for i := range *outcomes {
+			c.recovered(t, &(*outcomes)[i])
+		}
+	}
+}
+
+// resumed waits until the first volume takes writes again.
+func (r *rig) resumed() {
+	v := r.store.volumes[0]
+	v.checkRetry()
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	for !v.on() {
+		v.changed.Wait()
 	}
 }
 

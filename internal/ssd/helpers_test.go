@@ -304,7 +304,7 @@ func (r *rig) logPages(pages int, bytes uint64) {
 	r.t.Helper()
 	v := r.store.volumes[0]
 	r.close()
-	log, _, err := journal.Open(v.fs, v.id, journal.Limits{PayloadBytes: v.payloadBytes})
+	log, _, err := journal.Open(v.fs, v.id, v.limits())
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -156,10 +156,10 @@ func TestAVolumeThatIsOffIsNotVerified(t *testing.T) {
 	disks := []*twin.Disk{twin.New(1), twin.New(2)}
 	r := openRig(t, disks)
 	s := r.namespace(1, 0, small)
-	r.mustWrite(s, numbers(0, 8)...)
-	disks[0].Fail(twin.Rule{Operation: twin.Sync, Name: format.IndexName, Onward: true, Err: unix.EIO})
-	for number := 8; r.store.Status()[0].State == "on"; number++ {
-		r.write(s, number)
+	r.mustWrite(s, numbers(0, 16)...)
+	disks[0].Fail(twin.Rule{Operation: twin.Read, Name: format.PayloadName, Onward: true, Err: unix.EIO})
+	for number := 0; r.store.Status()[0].State == "on"; number++ {
+		r.read(s, number)
 	}
 	found, err := r.store.Verify(t.Context(), 0, func(p Problem) { t.Error(p) }, func(VerifyReport) {})
 	if err == nil || !strings.Contains(err.Error(), "folder volume 0 is off: not verified") || found.Pages < 4 {

@@ -93,7 +93,7 @@ func (s *Store) dropNamespace(ns *namespace) {
 	delete(s.identities, ns.facts)
 	s.endLife(ns.life)
 	for i, v := range s.volumes {
-		if ns.numbers[i] != 0 && v.on() {
+		if ns.numbers[i] != 0 && v.readable() {
 			v.note(op{kind: opDropNamespace, number: ns.numbers[i]})
 			v.hurry()
 		}
@@ -104,7 +104,7 @@ func (s *Store) dropNamespace(ns *namespace) {
 func (s *Store) endLife(l *life) {
 	l.dead = true
 	for i, v := range s.volumes {
-		if v.on() && l.pages[i] > 0 {
+		if v.readable() && l.pages[i] > 0 {
 			v.mustSweep = true
 			v.hurry()
 		}
@@ -138,7 +138,7 @@ func (s *Store) dropUnclaimed() bool {
 // first victims.
 func (ns *namespace) abandoned() bool { return ns.epoch != 0 && !ns.claimed }
 
-// keep drops what nobody came back for, and looks whether the files are there and the devices answer.
+// keep drops what nobody came back for, and looks whether the files are there, the devices answer and a volume is to be tried again.
 func (s *Store) keep() {
 	ticker := time.NewTicker(housekeepingTick)
 	defer ticker.Stop()
@@ -154,6 +154,7 @@ func (s *Store) keep() {
 			for _, v := range s.volumes {
 				v.checkPresence()
 				v.checkHanging()
+				v.checkRetry()
 			}
 		}
 	}

@@ -12,13 +12,21 @@ import (
 	"orbitkv/internal/vfs/twin"
 )
 
+// turnOff lets the reads of a disk fail until its volume is off.
+func turnOff(r *rig, disk *twin.Disk, s space, first int) {
+	disk.Fail(twin.Rule{Operation: twin.Read, Name: format.PayloadName, Onward: true, Err: unix.EIO})
+	for number := range failuresInARow {
+		r.read(s, first+number)
+	}
+}
+
 // With every volume off a page is wanted as far as the page goes, and Write counts why it is not taken.
 func TestPagesOfATierThatIsOffAreCountedAsSuch(t *testing.T) {
 	disks := oneDisk(1)
 	r := openRig(t, disks)
 	s := r.namespace(1, 0, small)
-	disks[0].Fail(twin.Rule{Operation: twin.Sync, Name: format.IndexName, Onward: true, Err: unix.EIO})
-	r.write(s, 1)
+	r.mustWrite(s, numbers(10, 20)...)
+	turnOff(r, disks[0], s, 10)
 	if state := r.store.Status()[0].State; state != "off" {
 		t.Fatalf("the volume is %s", state)
 	}

@@ -338,8 +338,8 @@ func TestDroppedWhileItIsCommitted(t *testing.T) {
 	}
 }
 
-// A store whose volume is off closes when the transfers that were under way have ended, as any other.
-func TestCloseOfAVolumeThatIsOff(t *testing.T) {
+// A store whose volume takes no writes closes when the transfers that were under way have ended, as any other.
+func TestCloseOfAVolumeThatIsReadOnly(t *testing.T) {
 	quietly(t, func(t *testing.T) {
 		disks := oneDisk(1)
 		r := openRig(t, disks)
@@ -355,13 +355,13 @@ func TestCloseOfAVolumeThatIsOff(t *testing.T) {
 		closed := make(chan error, 1)
 		go func() { closed <- r.store.Close() }()
 		synctest.Wait()
-		if len(closed) > 0 || r.store.Status()[0].State != "off" {
+		if len(closed) > 0 || r.store.Status()[0].State != "read_only" {
 			t.Errorf("the store closed with reads under way, %+v", r.store.Status()[0])
 		}
 		gate.Open()
 		for _, ended := range reads {
 			if result := <-ended; !result.OK {
-				t.Errorf("a read that was under way when its volume went off ended as %+v", result)
+				t.Errorf("a read that was under way when its volume took no more writes ended as %+v", result)
 			}
 		}
 		if err := <-closed; err != nil {

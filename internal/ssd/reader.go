@@ -57,7 +57,7 @@ func (s *Store) ReadRoom() int {
 // slow processor bounds them too.
 func (v *volume) dispatch() {
 	most := v.store.config.ReadInflight
-	for v.on() && v.reading < most && v.reading+v.checking < 2*most {
+	for v.readable() && v.reading < most && v.reading+v.checking < 2*most {
 		r := v.nextRead()
 		if r == nil {
 			break
@@ -180,7 +180,7 @@ func (v *volume) checkHanging() {
 	s := v.store
 	s.mu.Lock()
 	defer s.leave()
-	if hangs := v.on() && v.hangs(); hangs != v.hung {
+	if hangs := v.readable() && v.hangs(); hangs != v.hung {
 		v.hung = hangs
 		if hangs {
 			s.say(slog.LevelWarn, "the device of the SSD cache does not answer: its pages are misses until it does", "volume", v.name, "after", hangsAfter)

@@ -79,13 +79,13 @@ func (v *volume) open() error {
 
 // examine opens a volume to look at it.
 func (v *volume) examine() error {
-	super, err := v.openPayload()
+	err := v.openPayload()
 	if err != nil {
 		return err
 	}
-	v.payloadBytes, v.pagesMax = super.PayloadBytes, math.MaxUint64
+	v.payloadBytes, v.pagesMax = v.super.PayloadBytes, math.MaxUint64
 	var state journal.State
-	v.journal, state, err = journal.Examine(v.fs, v.id, journal.Limits{PayloadBytes: v.payloadBytes})
+	v.journal, state, err = journal.Examine(v.fs, v.id, v.limits())
 	if errors.Is(err, journal.ErrNoLog) {
 		return refuse("%s; a Manager that serves it begins empty and writes over them (%w)", v.unindexed(), err)
 	}
@@ -95,6 +95,11 @@ func (v *volume) examine() error {
 	return v.load(&state)
 }
 
+// limits are what the records of the index log are held against.
+func (v *volume) limits() journal.Limits {
+	return journal.Limits{PayloadBytes: v.super.PayloadBytes, Cleared: v.super.Cleared}
+}
+
 // unindexed says what a folder without a valid index may hold, and how to find it.
 func (v *volume) unindexed() string {
 	return fmt.Sprintf("the folder has a payload and no valid index: it may hold pages; `orbitkv verify --ssd-cache-path %s --rebuild-index` finds them", v.fs.Name())
@@ -102,18 +107,18 @@ func (v *volume) unindexed() string {
 
 // use takes the folder, brings the payload to its size, tries the I/O and reads the index log.
 func (v *volume) use() error {
-	super, err := v.openPayload()
+	err := v.openPayload()
 	if err != nil {
 		return err
 	}
-	if err := v.resize(super); err != nil {
+	if err := v.resize(); err != nil {
 		return err
 	}
 	if err := v.startEngine(); err != nil {
 		return err
 	}
 	var state journal.State
-	if v.journal, state, err = journal.Open(v.fs, v.id, journal.Limits{PayloadBytes: v.payloadBytes}); err != nil {
+	if v.journal, state, err = journal.Open(v.fs, v.id, v.limits()); err != nil {
 		return err
 	}
 	if state.Anew && !v.made {
@@ -125,7 +130,7 @@ func (v *volume) use() error {
 
 // openPayload takes the folder and says what its superblock does, or makes one where a capacity is given. What is not ours is looked at first, and left
 // as it is.
-func (v *volume) openPayload() (super format.Superblock, err error) {
+func (v *volume) openPayload() error {
 	_, exists, err := v.superblock()
 	if err == nil && v.store.config.looks() {
 		err = v.complete(exists)
@@ -134,14 +139,14 @@ func (v *volume) openPayload() (super format.Superblock, err error) {
 		err = v.lock()
 	}
 	if err != nil {
-		return super, err
+		return err
 	}
-	super, exists, err = v.superblock() // another process may have made it before we had the lock
+	v.super, exists, err = v.superblock() // another process may have made it before we had the lock
 	if err == nil && !exists {
-		super, err = v.makeSuperblock()
+		err = v.makeSuperblock()
 	}
-	v.id = super.Volume
-	return super, err
+	v.id = v.super.Volume
+	return err
 }
 
 // complete refuses a folder that lacks a file without which there is nothing to look at.
@@ -208,18 +213,30 @@ func foreign(name string) error {
 
 // makeSuperblock makes the folder a volume. The superblock is durable before anything is written into the payload, so one that has bytes without it is
 // not ours.
-func (v *volume) makeSuperblock() (super format.Superblock, err error) {
+func (v *volume) makeSuperblock() error {
 	size, err := v.payload.Size()
 	if err != nil {
-		return super, err
+		return err
 	}
 	if size > 0 {
-		return super, foreign(format.PayloadName)
+		return foreign(format.PayloadName)
 	}
 	v.made = true
+	var super format.Superblock
 	crand.Read(super.Volume[:])
 	super.PayloadBytes, _ = layOut(v.capacity)
-	return super, v.writeSuperblock(super)
+	return v.writeSuperblock(super)
+}
+
+// keepCleared writes into the superblock what the volume was cleared of, where it does not say so yet. When it has returned without an error no page of
+// before that clear comes back, whatever the index log says.
+func (v *volume) keepCleared() error {
+	super := v.super
+	super.Cleared = v.journal.Cleared()
+	if super == v.super {
+		return nil
+	}
+	return v.writeSuperblock(super)
 }
 
 // writeSuperblock puts a superblock in place of the one that there is, whole or not at all.
@@ -240,11 +257,15 @@ func (v *volume) writeSuperblock(super format.Superblock) error {
 	if err := v.fs.Rename(superblockNew, format.SuperblockName); err != nil {
 		return err
 	}
-	return v.fs.SyncFolder()
+	if err := v.fs.SyncFolder(); err != nil {
+		return err
+	}
+	v.super = super
+	return nil
 }
 
 // resize brings the payload to the size that the capacity gives it. Pages beyond a smaller one are lost, and their records say so when they are read.
-func (v *volume) resize(super format.Superblock) error {
+func (v *volume) resize() error {
 	v.payloadBytes, v.pagesMax = layOut(v.capacity)
 	size, err := v.payload.Size()
 	if err != nil {
@@ -265,7 +286,7 @@ func (v *volume) resize(super format.Superblock) error {
 			return fmt.Errorf("reserving %.2f GiB: %w; lower the capacity or make room", float64(wanted)/(1<<30), errors.Join(err, v.payload.Truncate(min(size, wanted))))
 		}
 	}
-	if super.PayloadBytes != v.payloadBytes {
+	if super := v.super; super.PayloadBytes != v.payloadBytes {
 		super.PayloadBytes = v.payloadBytes
 		if err := v.writeSuperblock(super); err != nil {
 			return err

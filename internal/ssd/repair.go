@@ -14,10 +14,10 @@ import (
 // folder is as it was.
 func RebuildIndex(ctx context.Context, folder vfs.FS, progress func(done, total uint64)) (pages uint64, problems map[string]uint64, err error) {
 	v := &volume{store: &Store{}, name: folder.Name(), fs: folder}
-	super, err := v.openPayload()
+	err = v.openPayload()
 	if err == nil {
 		var state journal.State
-		state, err = journal.Rebuild(ctx, folder, v.payload, v.id, journal.Limits{PayloadBytes: super.PayloadBytes}, progress)
+		state, err = journal.Rebuild(ctx, folder, v.payload, v.id, v.limits(), progress)
 		pages, problems = uint64(len(state.Puts)), state.Problems
 	}
 	if v.payload != nil {

@@ -96,7 +96,7 @@ func (v *volume) retire(page index.Page, recorded bool) {
 
 // lastReference is called by the index when a retired page has no reader left.
 func (v *volume) lastReference(page index.Page) {
-	if !v.on() {
+	if !v.readable() {
 		return
 	}
 	l := v.store.lives[page.Namespace]
@@ -122,7 +122,7 @@ func (v *volume) unpin(h index.Handle) {
 // discard drops a page whose bytes cannot be read: it is a miss from here on, and after a restart as soon as its drop is durable.
 func (v *volume) discard(h index.Handle, reason string) {
 	page, ok := v.index.Page(h)
-	if !v.on() || !ok || page.State != index.Sealed {
+	if !v.readable() || !ok || page.State != index.Sealed {
 		return
 	}
 	v.store.counters.evictions[reason]++

@@ -2,22 +2,27 @@ package ssd
 
 import "orbitkv/internal/machine"
 
-// volumeState is one folder. A volume that is off stays so until the store is opened anew: its pages are misses.
+// volumeState is one folder. One that is read-only takes no writes, since they failed, and its pages are read. One that is off stays so until the store
+// is opened anew: its pages are misses.
 //
-//	on ──► off ──► closed
-//	 └───────────────┘
+//	on ◄──► read-only ──► off ──► closed
+//	 │          └──────────────────▲
+//	 └────────────────────► off, closed
 type volumeState uint8
 
 const (
 	volumeOn volumeState = iota
+	volumeReadOnly
 	volumeOff
 	volumeClosed
 )
 
 var volumeMachine = machine.Machine[volumeState]{
 	Noun:  "ssd: volume",
-	Names: []string{"on", "off", "closed"},
-	Moves: [][]volumeState{volumeOn: {volumeOff, volumeClosed}, volumeOff: {volumeClosed}, volumeClosed: nil},
+	Names: []string{"on", "read_only", "off", "closed"},
+	Moves: [][]volumeState{
+		volumeOn: {volumeReadOnly, volumeOff, volumeClosed}, volumeReadOnly: {volumeOn, volumeOff, volumeClosed}, volumeOff: {volumeClosed}, volumeClosed: nil,
+	},
 }
 
 // readState is one page on its way into memory. A submitted read is never aborted (I3): it comes to checking whatever happened.

@@ -17,6 +17,7 @@ type counters struct {
 	writeDuration Histogram
 	writeFailures map[string]uint64
 	writeSkips    map[string]uint64
+	writeRetries  uint64
 	queueFull     uint64
 	deviceBytes   uint64
 	commits       uint64
@@ -67,7 +68,7 @@ var EvictionLabels = []string{
 // header block behind each.
 type Stats struct {
 	CapacityBytes    uint64            `json:"capacity_bytes"`    // the hard limit
-	PayloadBytes     uint64            `json:"payload_bytes"`     // of the volumes that are on: what pages can have of it
+	PayloadBytes     uint64            `json:"payload_bytes"`     // of the volumes that can be read: what pages can have of it
 	UsedBytes        uint64            `json:"used_bytes"`        // of the payload: lent to pages, readable or being written or waiting to be free
 	StoredBytes      uint64            `json:"stored_bytes"`      // of pages that can be read
 	DiskBytes        uint64            `json:"disk_bytes"`        // that the volumes' files occupy
@@ -84,6 +85,7 @@ type Stats struct {
 	WriteDuration       Histogram         `json:"write_duration"`       // from Write to visible
 	WriteFailuresTotal  map[string]uint64 `json:"write_failures_total"` // by reason
 	WriteSkipsTotal     map[string]uint64 `json:"write_skips_total"`    // pages that Write did not take, by reason
+	WriteRetriesTotal   uint64            `json:"write_retries_total"`  // times that a volume that takes no writes was tried again
 	WriteQueuePages     uint64            `json:"write_queue_pages"`
 	WriteQueueBytes     uint64            `json:"write_queue_bytes"`
 	WriteQueueFullTotal uint64            `json:"write_queue_full_total"`
@@ -118,9 +120,9 @@ type Stats struct {
 type VolumeStatus struct {
 	Name          string `json:"name"`
 	Folder        string `json:"folder"`
-	State         string `json:"state"`            // on, off or closed
+	State         string `json:"state"`            // on, read_only, off or closed
 	Hangs         bool   `json:"hangs"`            // its device does not answer: its pages are misses until it does
-	Reason        string `json:"reason,omitempty"` // why it is off or hangs
+	Reason        string `json:"reason,omitempty"` // why it is read-only, off or hangs
 	Engine        string `json:"engine,omitempty"`
 	EngineReason  string `json:"engine_reason,omitempty"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
@@ -139,7 +141,7 @@ func (s *Store) Stats() Stats {
 		CapacityBytes: s.config.CapacityBytes, Namespaces: uint64(len(s.namespaces)), Pages: map[string]uint64{}, Volumes: map[string]uint64{},
 		RecoveredPages: s.recovered.pages, RecoverySeconds: s.recovered.took.Seconds(), RecoveryProblems: maps.Clone(s.recovered.problems),
 		WritePagesTotal: n.writePages, WriteBytesTotal: n.writeBytes, WriteDuration: n.writeDuration, WriteFailuresTotal: maps.Clone(n.writeFailures),
-		WriteSkipsTotal: maps.Clone(n.writeSkips), WriteQueueFullTotal: n.queueFull, WriteHeldBytes: s.held, DeviceBytesTotal: n.deviceBytes,
+		WriteSkipsTotal: maps.Clone(n.writeSkips), WriteRetriesTotal: n.writeRetries, WriteQueueFullTotal: n.queueFull, WriteHeldBytes: s.held, DeviceBytesTotal: n.deviceBytes,
 		CommitsTotal: n.commits, CommitDuration: n.commitTime, EvictionsTotal: maps.Clone(n.evictions), DemandedTotal: n.demanded, DemotedTotal: n.demoted,
 		ReadPagesTotal: n.readPages, ReadBytesTotal: n.readBytes, ReadDuration: n.readDuration, ReadFailuresTotal: maps.Clone(n.readFailures),
 		ReadQueuePages: map[string]uint64{}, ReadQueueBytes: s.readQueued, ReadQueueRefusedTotal: n.readRefused, NamespacesRefusedTotal: n.namespaceFull,
@@ -172,7 +174,7 @@ func (stats *Stats) add(v *volume) {
 	for p := Demand; p < priorities; p++ {
 		stats.ReadQueuePages[p.String()] += uint64(v.reads[p].len())
 	}
-	if !v.on() {
+	if !v.readable() {
 		return
 	}
 	stats.PayloadBytes += v.space.Bytes()
@@ -197,10 +199,13 @@ func (s *Store) Status() []VolumeStatus {
 		if v.engine != nil {
 			one.Engine = v.engine.Name()
 		}
-		if one.Hangs = v.on() && v.hangs(); one.Hangs {
+		if v.uncleared != nil {
+			one.Reason += "; " + v.uncleared.Error()
+		}
+		if one.Hangs = v.readable() && v.hangs(); one.Hangs {
 			one.Reason = fmt.Sprintf("the device has not answered a read for %v", s.config.Now().Sub(v.running[0].begun).Round(time.Second))
 		}
-		if v.on() {
+		if v.readable() {
 			one.UsedBytes, one.Pages = v.usedBytes(), v.index.Count(index.Sealed)
 		}
 		status = append(status, one)

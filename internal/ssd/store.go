@@ -26,6 +26,7 @@ import (
 
 	"orbitkv/internal/blockio"
 	"orbitkv/internal/index"
+	"orbitkv/internal/ssd/format"
 )
 
 // Store is the tier. Create it with Open.
@@ -201,7 +202,7 @@ func (s *Store) find(ns *namespace, group uint16, key *Key) (*volume, index.Hand
 		return nil, index.Handle{}, false
 	}
 	for _, v := range s.volumes {
-		if !v.on() {
+		if !v.readable() {
 			continue
 		}
 		if h, _, found := v.index.Find(ns.life.number, group, key); found {
@@ -229,8 +230,14 @@ func (s *Store) Demanded(handle uint32, group uint16, key *Key) (lacking bool) {
 func (s *Store) Drop(handle uint32, group uint16, key *Key) {
 	s.mu.Lock()
 	defer s.leave()
-	if v, h, found := s.find(s.namespaces[handle], group, key); found {
-		v.discard(h, ReasonDigest)
+	v, h, found := s.find(s.namespaces[handle], group, key)
+	if !found {
+		return
+	}
+	v.discard(h, ReasonDigest)
+	if !v.on() {
+		s.say(slog.LevelError, "a page whose bytes were wrong before they were written is on a volume of the SSD cache that takes no writes: it may come back with a restart, "+
+			"unless the cache is cleared or the file of the index removed before", "volume", v.name, "file", format.IndexName)
 	}
 }
 
@@ -247,7 +254,7 @@ func (s *Store) Clear() {
 	}
 	for _, v := range s.volumes {
 		switch {
-		case v.on():
+		case v.readable():
 			v.note(op{kind: opClear})
 			v.clears++
 			v.hurry()
@@ -329,7 +336,7 @@ func (s *Store) endDrain() {
 	defer s.leave()
 	s.drained = true
 	for _, v := range s.volumes {
-		v.refuseWrites(ReasonClosed)
+		v.refuseWaiting(ReasonClosed)
 		v.changed.Broadcast()
 	}
 }

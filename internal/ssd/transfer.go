@@ -40,14 +40,15 @@ func (p Priority) String() string {
 
 // Reasons of a read or write that did not end well. A read that ends with one is a miss.
 const (
-	ReasonDigest  = "digest"   // the bytes are not those that were written
-	ReasonIO      = "io"       // the device or the file system failed
-	ReasonShort   = "short"    // the file ended inside the page
-	ReasonDropped = "dropped"  // the namespace was dropped or the store cleared meanwhile
-	ReasonNoSpace = "no_space" // no extent is large enough, or a full device
-	ReasonOff     = "off"      // the volume failed and is off
-	ReasonHangs   = "hangs"    // the device has not answered for so long that what waits behind it is given up
-	ReasonClosed  = "closed"   // the store closes
+	ReasonDigest   = "digest"    // the bytes are not those that were written
+	ReasonIO       = "io"        // the device or the file system failed
+	ReasonShort    = "short"     // the file ended inside the page
+	ReasonDropped  = "dropped"   // the namespace was dropped or the store cleared meanwhile
+	ReasonNoSpace  = "no_space"  // no extent is large enough, or a full device
+	ReasonReadOnly = "read_only" // the volume takes no more writes
+	ReasonOff      = "off"       // the volume failed and is off
+	ReasonHangs    = "hangs"     // the device has not answered for so long that what waits behind it is given up
+	ReasonClosed   = "closed"    // the store closes
 )
 
 // Reasons for which Write takes no page.
@@ -56,6 +57,7 @@ const (
 	SkipPending  = "pending"   // it is being written
 	SkipUnknown  = "unknown"   // its namespace is none, or the parts do not sum to its pages' bytes
 	SkipTooLarge = "too_large" // larger than every volume
+	SkipReadOnly = "read_only" // no volume takes writes, though some can be read
 	SkipOff      = "off"       // every volume is off, or the store closes
 	SkipFull     = "full"      // the queue or the bytes held for writing are at their bound
 )

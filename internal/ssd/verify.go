@@ -36,7 +36,7 @@ type VerifyReport struct {
 	Dropped  uint64 `json:"dropped"` // of these: they are misses from here on
 }
 
-// Verify reads every page of every volume that is on, and compares digests and header blocks. It keeps to the rate, in bytes a second, when that is not
+// Verify reads every page of every volume that can be read, and compares digests and header blocks. It keeps to the rate, in bytes a second, when that is not
 // zero, and gives way to every read. A page with wrong bytes is dropped. progress is called after each page. The error is that of ctx, that the store
 // closes, or which volumes are off: the others are read all the same.
 func (s *Store) Verify(ctx context.Context, rate uint64, report func(Problem), progress func(VerifyReport)) (VerifyReport, error) {
@@ -143,7 +143,7 @@ func (v *volume) pinNext(from *uint32) (page index.Page, l *life, ok bool) {
 	s := v.store
 	s.mu.Lock()
 	defer s.leave()
-	for v.on() && !s.closing && *from < v.index.Records() {
+	for v.readable() && !s.closing && *from < v.index.Records() {
 		end := *from + sweepRecords
 		v.index.Scan(*from, end, func(p index.Page) bool {
 			if l = s.lives[p.Namespace]; p.State == index.Sealed && !l.dead {
@@ -230,7 +230,7 @@ func (in *inspector) turn(ctx context.Context, bytes uint64) error {
 	v := in.volume
 	s := v.store
 	s.mu.Lock()
-	for v.on() && !s.closing && ctx.Err() == nil && (v.hangs() || v.reads[Demand].len()+v.reads[Prepare].len()+v.reads[Warm].len() > 0) {
+	for v.readable() && !s.closing && ctx.Err() == nil && (v.hangs() || v.reads[Demand].len()+v.reads[Prepare].len()+v.reads[Warm].len() > 0) {
 		v.awaited = true
 		v.await()
 	}

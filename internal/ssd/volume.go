@@ -24,7 +24,8 @@ type volume struct {
 	capacity uint64 // its share, bytes
 	pagesMax uint64 // pages that the index log has room for
 	id       [16]byte
-	made     bool // by this store
+	made     bool              // by this store
+	super    format.Superblock // that is durable; the goroutine that commits uses it alone
 
 	payload      vfs.File
 	payloadBytes uint64
@@ -33,7 +34,9 @@ type volume struct {
 	journal      *journal.Journal
 
 	state    volumeState
-	reason   string    // why it is off
+	reason   string    // why it is read-only or off
+	full     bool      // it is read-only since its file system is full
+	retryAt  time.Time // when it is tried again in that case
 	warned   time.Time // of a page the last time
 	untold   int       // pages since then
 	failures [2]int    // reads and writes that failed, each in a row
@@ -50,7 +53,7 @@ type volume struct {
 	ops        []op                       // for the next commit
 	limbo      uint64                     // bytes of extents that come back with it
 	urgent     bool                       // it is to begin without waiting for pages
-	clears     int                        // ops of it that the index log was not told yet
+	clears     int                        // ops of it that are not durable yet
 	erasing    int                        // calls of erase that run
 	uncleared  error                      // of the last one
 
@@ -78,7 +81,11 @@ type volume struct {
 	tasks   sync.WaitGroup
 }
 
+// on says whether the volume takes writes; it is readable then, too.
 func (v *volume) on() bool { return v.state == volumeOn }
+
+// readable says whether its pages can be read.
+func (v *volume) readable() bool { return v.state == volumeOn || v.state == volumeReadOnly }
 
 // await waits for a change. What the caller has to hand over goes first.
 func (v *volume) await() {
@@ -91,17 +98,6 @@ func (v *volume) await() {
 	v.changed.Wait()
 }
 
-// transferred counts transfers of one direction that fail in a row: a device that takes no more writes may still be read.
-func (v *volume) transferred(d direction, err error) {
-	if err == nil {
-		v.failures[d] = 0
-		return
-	}
-	if v.failures[d]++; v.failures[d] >= failuresInARow {
-		v.off(fmt.Sprintf("%d %s failed one after the other, the last one so: %v", v.failures[d], d, err))
-	}
-}
-
 // direction is that of a transfer.
 type direction uint8
 
@@ -110,8 +106,21 @@ const (
 	writes
 )
 
-// String is what the direction's transfers are called.
-func (d direction) String() string { return [...]string{"reads", "writes"}[d] }
+// transferred counts transfers of one direction that fail in a row: a device that takes no more writes may still be read.
+func (v *volume) transferred(d direction, err error) {
+	if err == nil {
+		v.failures[d] = 0
+		return
+	}
+	v.failures[d]++
+	switch {
+	case v.failures[d] < failuresInARow:
+	case d == writes:
+		v.stopWrites(fmt.Sprintf("%d writes failed one after the other, the last one so", v.failures[d]), err)
+	default:
+		v.off(fmt.Sprintf("%d reads failed one after the other, the last one so: %v", v.failures[d], err))
+	}
+}
 
 // warn logs a page that failed or is damaged, once in warnEvery with the number of those that were not told: a device that rots must not fill the log.
 func (v *volume) warn(text string, facts ...any) {
@@ -130,7 +139,7 @@ func (v *volume) warn(text string, facts ...any) {
 
 // off turns the volume off: its pages are misses from here on. What was submitted runs to its end (I3).
 func (v *volume) off(reason string) {
-	if !v.on() {
+	if !v.readable() {
 		return
 	}
 	volumeMachine.To(&v.state, volumeOff)
@@ -140,11 +149,8 @@ func (v *volume) off(reason string) {
 		l.pages[v.number] = 0
 		v.store.forgetLife(l)
 	}
-	v.refuse(ReasonOff)
-	for _, w := range v.written {
-		v.takeBack(w, ReasonOff)
-	}
-	v.written, v.writtenBytes = nil, 0
+	v.refuseReads(ReasonOff)
+	v.refuseWrites()
 	if v.clears > 0 {
 		v.clears = 0
 		v.forget()
@@ -156,9 +162,9 @@ func (v *volume) off(reason string) {
 func (v *volume) checkPresence() {
 	s := v.store
 	s.mu.Lock()
-	on := v.on()
+	readable := v.readable()
 	s.mu.Unlock()
-	if !on {
+	if !readable {
 		return
 	}
 	named, err := v.payload.Named()
@@ -168,40 +174,6 @@ func (v *volume) checkPresence() {
 	s.mu.Lock()
 	defer s.leave()
 	v.off(fmt.Sprintf("the files of %s were deleted under the running Manager", v.fs.Name()))
-}
-
-// forget lets a volume that is off be erased, off the mutex. Close waits for that.
-func (v *volume) forget() {
-	v.erasing++
-	v.store.outstanding++
-	go v.store.told(v.erase)
-}
-
-// erase removes the index log of a volume that is off: it could not be told that the store was cleared, and would bring the pages back at the next
-// start.
-func (v *volume) erase() {
-	v.tasks.Wait() // what still commits may give a log its name
-	err := v.fs.Remove(format.IndexName)
-	if err == nil {
-		err = v.fs.SyncFolder()
-	}
-	if err != nil {
-		v.store.config.Log.Error("a volume of the SSD cache that is off could not be cleared: remove the file of its index before the next start",
-			"volume", v.name, "file", format.IndexName, "error", err)
-		err = fmt.Errorf("%s is off and could not be cleared: remove its file %s before the next start: %w", v.name, format.IndexName, err)
-	}
-	s := v.store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v.erasing--
-	v.uncleared = err
-	v.changed.Broadcast()
-}
-
-// refuse ends everything that has not begun.
-func (v *volume) refuse(reason string) {
-	v.refuseReads(reason)
-	v.refuseWrites(reason)
 }
 
 func (v *volume) refuseReads(reason string) {
@@ -214,12 +186,22 @@ func (v *volume) refuseReads(reason string) {
 	}
 }
 
-func (v *volume) refuseWrites(reason string) {
+// refuseWaiting ends the writes that have not begun.
+func (v *volume) refuseWaiting(reason string) {
 	for v.waiting.len() > 0 {
 		w := v.waiting.pop()
 		v.waitingBytes -= w.bytes
 		v.endWrite(w, reason)
 	}
+}
+
+// refuseWrites ends what a volume that takes no more writes has not told its index log of.
+func (v *volume) refuseWrites() {
+	v.refuseWaiting(v.refusal())
+	for _, w := range v.written {
+		v.takeBack(w, v.refusal())
+	}
+	v.written, v.writtenBytes = nil, 0
 }
 
 // shut closes what is open, in the order in which one needs the other. The lock goes with the payload's descriptor.

@@ -61,6 +61,9 @@ func (s *Store) choose(bytes uint64) (best *volume, reason string) {
 	var bestShare float64
 	for _, v := range s.volumes {
 		if !v.on() {
+			if best == nil && reason == SkipOff && v.readable() {
+				reason = SkipReadOnly
+			}
 			continue
 		}
 		if format.ExtentBytes(bytes) > v.space.Bytes()-format.ScratchBytes {
@@ -95,7 +98,7 @@ func (v *volume) fill() {
 	defer s.leave()
 	for {
 		for v.waiting.len() == 0 {
-			if !v.on() || s.closing {
+			if !v.readable() || s.closing {
 				return
 			}
 			v.await()
@@ -173,13 +176,21 @@ func (v *volume) makeRoom(want uint64) (evicted uint64) {
 func (v *volume) refuses(w *write) string {
 	switch {
 	case !v.on():
-		return ReasonOff
+		return v.refusal()
 	case w.life.dead:
 		return ReasonDropped
 	case v.store.drained:
 		return ReasonClosed
 	}
 	return ""
+}
+
+// refusal is the reason for which a volume that is not on takes no page.
+func (v *volume) refusal() string {
+	if v.readable() {
+		return ReasonReadOnly
+	}
+	return ReasonOff
 }
 
 // mayWrite says whether the device may write a page more: no demanded read waits, few enough are being written, and few enough wait for their record.
@@ -228,7 +239,7 @@ func (v *volume) wrote(w *write, err error) {
 		v.warn("a page could not be written to the SSD cache: it is a miss", "offset", w.offset, "error", err)
 		v.takeBack(w, writeReason(err))
 	case !v.on():
-		v.takeBack(w, ReasonOff)
+		v.takeBack(w, v.refusal())
 	default:
 		writeMachine.To(&w.state, writeWritten)
 		if len(v.written) == 0 {
@@ -242,13 +253,16 @@ func (v *volume) wrote(w *write, err error) {
 
 func writeReason(err error) string {
 	switch {
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case noSpace(err):
 		return ReasonNoSpace
 	case errors.Is(err, io.ErrShortWrite):
 		return ReasonShort
 	}
 	return ReasonIO
 }
+
+// noSpace says whether an error is that of a file system that is full, or of a quota.
+func noSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // takeBack ends a page that has a place and no record.
 func (v *volume) takeBack(w *write, reason string) {

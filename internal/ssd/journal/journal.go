@@ -137,7 +137,7 @@ func (j *Journal) add(r format.Record) {
 }
 
 // Commit makes durable what was said since the last one. After an error the journal is broken, since nobody knows what the device kept: every
-// later Commit fails the same way, and only opening the volume again tells what is stored.
+// later Commit fails the same way, until Renew writes another log or the volume is opened anew.
 func (j *Journal) Commit() error {
 	switch {
 	case j.failed != nil:
@@ -219,7 +219,7 @@ func (j *Journal) Close() error {
 // fail breaks the journal for good; the first reason stays.
 func (j *Journal) fail(err error) error {
 	if j.failed == nil {
-		j.failed = fmt.Errorf("index log of %s: %w; restart to read what it holds", j.fs.Name(), err)
+		j.failed = fmt.Errorf("index log of %s: %w", j.fs.Name(), err)
 	}
 	return j.failed
 }

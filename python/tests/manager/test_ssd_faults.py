@@ -55,8 +55,11 @@ def serve(replica: Replica, first: int, rounds: int = ROUNDS) -> int:
     return found
 
 
-def turned_off(manager: ManagerProcess, replica: Replica, text: str, act: Act = lambda: None) -> None:
-    """Let requests go on until the folder is off, and compare what the Manager says of it; they go on after that."""
+def degraded(manager: ManagerProcess, replica: Replica, state: str, text: str, act: Act = lambda: None) -> int:
+    """Let requests go on until the folder has failed, and compare what the Manager says of it; they go on after that.
+
+    Return the number behind the last prefix that was published until then.
+    """
     for first in range(0, ROUNDS * OFF_LIMIT_ROUNDS, ROUNDS):
         serve(replica, first)
         act()
@@ -64,24 +67,41 @@ def turned_off(manager: ManagerProcess, replica: Replica, text: str, act: Act = 
             break
     status = manager.status()
     (folder,) = status["ssd"]["volumes"]
-    assert (status["health"], folder["state"]) == ("degraded", "off")
+    assert (status["health"], folder["state"]) == ("degraded", state)
     assert text in folder["reason"]
-    assert serve(replica, 10_000) > 0, "the pool goes on without the tier"
-    assert tier.stored(manager) == 0
+    assert serve(replica, 10_000) > 0, "the pool goes on without new pages of the tier"
+    return first + ROUNDS
+
+
+def read_only(manager: ManagerProcess, replica: Replica, text: str) -> int:
+    """Let requests go on until the folder takes no writes, and read its pages all the same; return how many."""
+    behind = degraded(manager, replica, "read_only", text)
+    stored = tier.stored(manager)
+    assert stored > 0
+    tier.empty_memory(manager)
+    before = tier.read(manager)
+    found = sum(replica.restore(oracle.prefix(seed, PAGES)) for seed in range(behind))
+    assert found > 0
+    assert tier.read(manager) - before >= found, "nothing of them lay in the pool"
+    assert tier.stored(manager) == stored
+    return found
 
 
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("payload:write-enospc-after=1mb", "no space left"),
+        ("payload:write-enospc-after=12mb", "no space left"),
         ("index:write-eio=3", "input/output error"),
         ("index:write-enospc-after=16kb", "no space left"),
     ],
 )
-def test_a_folder_that_takes_no_writes_is_off(start_manager: Start, volume: Volume, fault: str, text: str) -> None:
+def test_a_folder_that_takes_no_writes_is_read(start_manager: Start, volume: Volume, fault: str, text: str) -> None:
     manager = start_manager("16mib", *volume.options(fault, CAPACITY))
     with Replica(manager.socket, "one") as replica:
-        turned_off(manager, replica, text)
+        read_only(manager, replica, text)
+        assert manager.metrics("orbitkv_ssd_write_admission_skips_total")['reason="read_only"'] > 0
+        manager.verb("/cache/clear")
+        assert tier.stored(manager) == 0
     assert manager.violations() == []
 
 
@@ -95,7 +115,8 @@ def test_a_payload_that_is_cut_under_its_manager(start_manager: Start, volume: V
 
     with Replica(manager.socket, "one") as replica:
         assert serve(replica, 0) > 0
-        turned_off(manager, replica, "reads failed", lose)
+        degraded(manager, replica, "off", "reads failed", lose)
+        assert tier.stored(manager) == 0
     assert manager.metrics("orbitkv_ssd_prefetch_failures_total")['reason="short"'] > 0
     assert manager.violations() == []
 
@@ -161,18 +182,27 @@ def test_a_stop_waits_for_reads_that_stall_and_then_ends(start_manager: Start, v
 
 
 def test_a_file_system_that_turns_read_only(mounted: Path, start_manager: Start) -> None:
+    """Its pages are read. A clear makes misses of them, and says that no more can be done."""
     volume = Volume(mounted / "ssd")
     manager = start_manager("16mib", *volume.options(capacity=CAPACITY))
     with Replica(manager.socket, "one") as replica:
         assert serve(replica, 0) > 0
         # With files open for writing only the kernel does it, after an error: this makes it believe in one.
         subprocess.run(["mount", "-o", "remount,abort", mounted], check=True, capture_output=True)
-        turned_off(manager, replica, "read-only file system")
+        assert read_only(manager, replica, "read-only file system") > 0
+        with pytest.raises(ManagerFailure, match="come back with a restart; remove its file index before one"):
+            manager.verb("/cache/clear")
+        assert tier.stored(manager) == 0
+        (reason,) = manager.status()["reasons"]
+        assert "remove its file index" in reason
+        assert replica.restore(oracle.prefix(0, PAGES)) == 0
+        assert serve(replica, 0) > 0
+    assert manager.violations() == []
     manager.stop()
 
 
 def test_a_disk_that_others_fill(mounted: Path, start_manager: Start) -> None:
-    """The space of pages is reserved; only the index may find none, and then the tier is off and the folder sound."""
+    """The space of pages is reserved; only the index may find none, and then the folder is sound, and is read."""
     volume = Volume(mounted / "ssd")
     manager = start_manager("16mib", *volume.options(capacity=CAPACITY))
     with Replica(manager.socket, "one") as replica:
@@ -181,7 +211,10 @@ def test_a_disk_that_others_fill(mounted: Path, start_manager: Start) -> None:
         for first in range(ROUNDS, 6 * ROUNDS, ROUNDS):
             assert serve(replica, first) > 0
         if manager.status()["health"] == "degraded":
-            assert "no space left" in manager.status()["ssd"]["volumes"][0]["reason"]
+            (folder,) = manager.status()["ssd"]["volumes"]
+            assert folder["state"] == "read_only"
+            assert "no space left" in folder["reason"]
+            assert tier.stored(manager) > 0
     manager.stop()
     (mounted / "theirs").unlink()
     manager.start()

@@ -329,13 +329,13 @@ def test_a_failing_disk_degrades_and_requests_go_on(start: Start) -> None:
             keys = oracle.prefix(seed, PAGES)
             assert replica.publish(keys) == PAGES
             assert replica.restore(keys, expect=PAGES) == PAGES
-        eventually(lambda: manager.status()["health"] == "degraded", "the folder is off")
+        eventually(lambda: manager.status()["health"] == "degraded", "the folder takes no writes")
         status = manager.status()
         (reason,) = status["reasons"]
-        assert "is off" in reason
+        assert "is read-only" in reason
         assert "no space left" in reason
-        assert status["ssd"]["volumes"][0]["state"] == "off"
-        assert manager.metrics("orbitkv_ssd_volumes")['state="off"'] == 1
+        assert status["ssd"]["volumes"][0]["state"] == "read_only"
+        assert manager.metrics("orbitkv_ssd_volumes")['state="read_only"'] == 1
         assert replica.restore(oracle.prefix(9, PAGES), expect=PAGES) == PAGES
     manager.stop()
     assert start().status()["health"] == "ok", "a restart tries the disk again"
