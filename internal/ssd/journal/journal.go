@@ -24,10 +24,15 @@ const (
 	// PendingMax bounds the records between two commits.
 	PendingMax = 64 << 10
 	// compactionSlack is how many records a log may hold beyond twice the live pages before a compaction pays.
-	compactionSlack = 64 << 10
+	compactionSlack = 56 << 10
 	// sequenceGap is left free above the recorded sequences at each start: pages that were being written in a crash bear some that no record tells of.
 	sequenceGap = 64 << 10
+	// roomRecordsMax bounds how many records a log has room for beyond those that it holds: the room of one growth.
+	roomRecordsMax = 8 << 10
 )
+
+// zeros is what a log has in its room.
+var zeros [roomRecordsMax * format.RecordBytes]byte
 
 // Limits are what records are held against.
 type Limits struct {
@@ -62,6 +67,7 @@ type Journal struct {
 	file       vfs.File
 	generation uint64
 	records    uint64        // in the file
+	room       uint64        // records that the file has bytes for; those from records on are zeros
 	sequence   atomic.Uint64 // the highest that was given out
 	cleared    uint64        // the sequence of the last clear, whether it is durable or not
 	namespaces table
@@ -75,7 +81,7 @@ type Journal struct {
 // and namespaces alive, if the caller compacts whenever it is Due after a commit.
 func BytesMax(pages, namespaces uint64) uint64 {
 	alive := pages + namespaces
-	current, next := 2*alive+compactionSlack+PendingMax, alive
+	current, next := 2*alive+compactionSlack+PendingMax+roomRecordsMax, alive
 	return 2*(format.LogHeaderBytes+format.Granule) + format.RecordBytes*(current+next)
 }
 
@@ -155,21 +161,31 @@ func (j *Journal) Commit() error {
 	return nil
 }
 
+// appendPending writes the pending records over zeros that the file holds already, so that its barrier is the device's alone: where a file grows, the
+// barrier also waits for the file system's own journal, and for whatever others have in it. The room that is used up is followed by as much again.
 func (j *Journal) appendPending() error {
+	end, room := j.records+uint64(len(j.pending)), j.room
 	bytes := make([]byte, len(j.pending)*format.RecordBytes)
 	for i := range j.pending {
 		r := &j.pending[i]
 		r.Generation, r.Number = j.generation, j.records+uint64(i)
 		r.Encode(bytes[i*format.RecordBytes:])
 	}
-	if err := j.file.WriteAt([][]byte{bytes}, logBytes(j.records)); err != nil {
+	buffers := [][]byte{bytes}
+	if end > room {
+		room = end + min(end, roomRecordsMax)
+		buffers = append(buffers, zeros[:(room-end)*format.RecordBytes])
+	}
+	if err := j.file.WriteAt(buffers, logBytes(j.records)); err != nil {
 		return err
 	}
-	j.written += int64(len(bytes))
+	for _, b := range buffers {
+		j.written += int64(len(b))
+	}
 	if err := j.file.Sync(); err != nil {
 		return err
 	}
-	j.records += uint64(len(j.pending))
+	j.records, j.room = end, room
 	return nil
 }
 
@@ -204,8 +220,8 @@ func (j *Journal) Cleared() uint64 { return j.cleared }
 // Records is how many records the log holds.
 func (j *Journal) Records() uint64 { return j.records }
 
-// Bytes is the size of the log in bytes.
-func (j *Journal) Bytes() int64 { return logBytes(j.records) }
+// Bytes is the size of the log in bytes, its room included.
+func (j *Journal) Bytes() int64 { return logBytes(j.room) }
 
 // WrittenBytes is what was written into index logs since Open.
 func (j *Journal) WrittenBytes() int64 { return j.written }

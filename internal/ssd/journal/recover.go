@@ -13,7 +13,7 @@ import (
 // The reasons why something in a log does not count. Each is a miss, never a fault of the volume.
 const (
 	Header           = "header"            // the log's header is damaged: nothing of the log counts
-	Torn             = "torn"              // the log ends in something that is no record, or before its snapshot does
+	Torn             = "torn"              // the log ends in something that is neither record nor room, or before its snapshot does
 	Damaged          = "crc"               // bytes that are no record, with records behind them
 	Stale            = "stale"             // a record of another log or another place in this one, a page from before the last clear; in a repair, a page of another volume
 	Duplicate        = "duplicate"         // a page was stored already under the same key; the later one counts
@@ -31,7 +31,7 @@ type State struct {
 	Namespaces []Namespace
 	Puts       []Put             // disjoint, each of a known namespace and inside the payload; the oldest use first
 	Problems   map[string]uint64 // reason to count
-	Records    uint64            // records that the log had room for
+	Records    uint64            // places of the log up to the last one that is not zeros
 	Bytes      int64             // size of the log
 	Anew       bool              // there was no valid log: an empty one was made
 }
@@ -113,9 +113,10 @@ func (j *Journal) read(limits Limits, state *State) error {
 		return ErrOtherVolume
 	}
 	r := newReplay(header, limits, state.Problems)
-	if state.Records, err = r.read(j.file, size); err != nil {
+	if j.room, err = r.read(j.file, size); err != nil {
 		return err
 	}
+	state.Records = r.used
 	r.finish(state)
 	j.namespaces = newTable(state.Namespaces)
 	j.generation, j.records = header.Generation, state.Records

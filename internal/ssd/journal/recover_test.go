@@ -98,6 +98,12 @@ func damaged(b []byte, at int64) []byte {
 	return b
 }
 
+// wiped makes the place of a record zeros.
+func wiped(b []byte, record uint64) []byte {
+	clear(b[logBytes(record):logBytes(record+1)])
+	return b
+}
+
 func TestWhatDoesNotCountIsCountedOnce(t *testing.T) {
 	a, b, c, d := page(1, 0), page(2, 1), page(3, 2), page(4, 3)
 	plain := format.LogHeader{Sequence: 9}
@@ -111,13 +117,28 @@ func TestWhatDoesNotCountIsCountedOnce(t *testing.T) {
 		want     []Put
 		problems map[string]uint64
 	}{
-		"sound":                  {written(plain, named(1), stored(b), stored(a)), []Put{b, a}, nil},
-		"a rotten header":        {damaged(written(plain, named(1), stored(a)), 50), nil, map[string]uint64{Header: 1}},
-		"no whole header":        {written(plain)[:4095], nil, map[string]uint64{Header: 1}},
-		"no bytes at all":        {nil, nil, map[string]uint64{Header: 1}},
-		"zeros":                  {make([]byte, 8192), nil, map[string]uint64{Header: 1}},
-		"a last record cut":      {written(plain, named(1), stored(a), stored(b))[:logBytes(3)-1], []Put{a}, map[string]uint64{Torn: 1}},
-		"zeros at the end":       {append(written(plain, named(1), stored(a)), make([]byte, 1000)...), []Put{a}, map[string]uint64{Torn: 1}},
+		"sound":             {written(plain, named(1), stored(b), stored(a)), []Put{b, a}, nil},
+		"a rotten header":   {damaged(written(plain, named(1), stored(a)), 50), nil, map[string]uint64{Header: 1}},
+		"no whole header":   {written(plain)[:4095], nil, map[string]uint64{Header: 1}},
+		"no bytes at all":   {nil, nil, map[string]uint64{Header: 1}},
+		"zeros":             {make([]byte, 8192), nil, map[string]uint64{Header: 1}},
+		"a last record cut": {written(plain, named(1), stored(a), stored(b))[:logBytes(3)-1], []Put{a}, map[string]uint64{Torn: 1}},
+		"room at the end":   {append(written(plain, named(1), stored(a)), make([]byte, 8*format.RecordBytes)...), []Put{a}, nil},
+		"a part of a place": {append(written(plain, named(1), stored(a)), make([]byte, 1000)...), []Put{a}, map[string]uint64{Torn: 1}},
+		"room in its snapshot": {
+			append(written(format.LogHeader{Sequence: 9, Snapshot: 3}, named(1), stored(a)), make([]byte, 8*format.RecordBytes)...), []Put{a}, map[string]uint64{Torn: 1},
+		},
+		"rot in its room": {
+			damaged(append(written(plain, named(1), stored(a)), make([]byte, 8*format.RecordBytes)...), logBytes(5)+7), []Put{a}, map[string]uint64{Torn: 1},
+		},
+		"a record behind zeros": {
+			wiped(written(plain, named(1), stored(a), stored(b), stored(c)), 2), []Put{a, c}, map[string]uint64{Damaged: 1},
+		},
+		"another log's records in its room": {
+			wiped(written(plain, named(1), stored(a), stored(d), put(b, func(r *format.Record) { r.Generation++ }), put(c, func(r *format.Record) { r.Generation++ })), 2),
+			[]Put{a},
+			map[string]uint64{Stale: 2},
+		},
 		"a rotten last record":   {damaged(written(plain, named(1), stored(a), stored(b)), logBytes(2)+40), []Put{a}, map[string]uint64{Torn: 1}},
 		"less than its snapshot": {written(format.LogHeader{Sequence: 9, Snapshot: 3}, named(1), stored(a)), []Put{a}, map[string]uint64{Torn: 1}},
 		"a rotten record, and a drop behind it": {

@@ -36,7 +36,7 @@ func (j *Journal) replace(records iter.Seq[format.Record]) error {
 		return j.fail(errors.Join(err, file.Close(), j.fs.Remove(format.IndexNewName))) // a full disk gets back what was written
 	}
 	old := j.file
-	j.file, j.generation, j.records = file, generation, count
+	j.file, j.generation, j.records, j.room = file, generation, count, count
 	if old != nil {
 		if err := old.Close(); err != nil {
 			return j.fail(err)

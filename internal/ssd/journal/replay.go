@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"errors"
 
 	"orbitkv/internal/ssd/format"
@@ -25,7 +26,9 @@ type replay struct {
 	owners   []uint32          // place in spaces, by place in puts
 	byOffset map[uint64]uint32 // place in puts
 	ended    int               // of puts
+	used     uint64            // slots up to the last one that is not zeros: the others are room
 	bad      uint64            // slots without a record since the last record
+	rotten   bool              // one of these is not zeros
 }
 
 // space is a namespace from its record until the one that drops it.
@@ -43,10 +46,10 @@ func newReplay(header format.LogHeader, limits Limits, problems map[string]uint6
 }
 
 // read applies every slot of the log and returns how many there are. It goes on behind a slot that holds no record, since what was dropped behind it must
-// stay dropped; whatever such a slot held is a miss. A commit that a crash cut short may leave records behind a hole: their pages were durable before.
+// stay dropped; whatever such a slot held is a miss. A commit that a crash cut short may leave records behind a hole of zeros: their pages were durable
+// before. Zeros with nothing behind them are the room that the log was given ahead.
 func (r *replay) read(file vfs.File, size int64) (slots uint64, err error) {
 	slots = uint64(size-format.LogHeaderBytes) / format.RecordBytes
-	torn := logBytes(slots) != size || slots < r.header.Snapshot
 	r.reserve(min(slots, r.header.Snapshot))
 	buffer := make([]byte, min(readBytes, slots*format.RecordBytes))
 	for number := uint64(0); number < slots; {
@@ -61,7 +64,7 @@ func (r *replay) read(file vfs.File, size int64) (slots uint64, err error) {
 			number++
 		}
 	}
-	if torn || r.bad > 0 {
+	if logBytes(slots) != size || r.used < r.header.Snapshot || r.rotten {
 		r.problems[Torn]++
 	}
 	return slots, nil
@@ -81,14 +84,19 @@ func (r *replay) slot(b []byte, number uint64) error {
 		return err
 	case err != nil:
 		r.bad++
+		if !bytes.Equal(b, zeros[:len(b)]) {
+			r.rotten, r.used = true, number+1
+		}
 		return nil
-	case record.Generation != r.header.Generation || record.Number != number:
+	}
+	r.used = number + 1
+	if record.Generation != r.header.Generation || record.Number != number {
 		r.problems[Stale]++
 		return nil
 	}
 	if r.bad > 0 {
 		r.problems[Damaged] += r.bad
-		r.bad = 0
+		r.bad, r.rotten = 0, false
 	}
 	switch record.Kind {
 	case format.KindPut:
