@@ -229,3 +229,60 @@ func TestAWrongPageOnAVolumeThatTakesNoWritesIsTold(t *testing.T) {
 		}
 	})
 }
+
+// What was on its way to a volume when its writes failed ends at once, and what was dropped is free when it takes writes again. One failure more is borne
+// then, as on any volume.
+func TestWhatWasUnderWayWhenAVolumeFilled(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks, func(c *Config) { c.WriteInflight = 1 })
+		s, gone := r.namespace(1, 0, small), r.namespace(2, 5, small)
+		r.mustWrite(s, numbers(0, 8)...)
+		r.mustWrite(gone, numbers(0, 8)...)
+		gate := disks[0].Gate(twin.Sync, format.IndexName)
+		r.store.Drop(s.handle, 0, keyOf(0)) // whose commit fails when the writes have
+		gate.Wait(1)
+		disks[0].Fail(twin.Rule{Operation: twin.Sync, Name: format.IndexName, Err: unix.ENOSPC})
+		disks[0].Fail(twin.Rule{Operation: twin.Write, Name: format.PayloadName, Nth: 2, Onward: true, Err: unix.ENOSPC})
+		var ends []<-chan WriteResult
+		for number := 10; number < 12+failuresInARow; number++ {
+			ends = append(ends, r.begin(s, 0, number))
+		}
+		for i, ended := range ends {
+			want := ReasonNoSpace
+			if i == 0 || i > failuresInARow { // written and without a record, or not begun
+				want = ReasonReadOnly
+			}
+			if result := <-ended; result.OK || result.Reason != want {
+				t.Errorf("page %d of the queue ended as %+v, want %s", i, result, want)
+			}
+		}
+		gate.Open()
+		synctest.Wait()
+		r.store.Drop(s.handle, 0, keyOf(1))
+		r.store.DropNamespace(gone.handle)
+		disks[0].Fail(twin.Rule{Operation: twin.Write, Name: format.IndexNewName, Onward: true, Err: unix.ENOSPC})
+		<-time.After(retryEvery + presenceTick)
+		synctest.Wait()
+		if tried := r.store.Stats().WriteRetriesTotal; tried != 1 || r.store.Check() != nil {
+			t.Errorf("it was tried again %d times: %v", tried, r.store.Check())
+		}
+		disks[0].Heal()
+		disks[0].Fail(twin.Rule{Operation: twin.Write, Name: format.PayloadName, Err: unix.EIO})
+		<-time.After(retryEvery + presenceTick)
+		synctest.Wait()
+		if result := r.write(s, 20); result.Reason != ReasonIO {
+			t.Errorf("a write that fails ended as %+v", result)
+		}
+		if status := r.store.Status()[0]; status.State != "on" || status.UsedBytes != 6*format.ExtentBytes(small) {
+			t.Errorf("%+v, want the space of 6 pages", status)
+		}
+		r.mustWrite(s, 20)
+		after := openRigIn(t, r.arena, []*twin.Disk{disks[0].Crash()})
+		if stats := after.store.Stats(); stats.Namespaces != 1 || stats.RecoveredPages != 7 {
+			t.Errorf("after a crash: %d namespaces, %d pages", stats.Namespaces, stats.RecoveredPages)
+		}
+		after.close()
+		r.close()
+	})
+}
