@@ -84,7 +84,7 @@ func TestChooseFallsBackAfterTheProbe(t *testing.T) {
 	p := newPipe(t, true) // the end that cannot be written to
 	open := descriptors(t)
 	engine, reason, err := Choose(Config{Want: WantAuto, File: elsewhere{f, p.descriptor}, Depth: 4})
-	if err != nil || engine.Name() != WantPool || !strings.Contains(reason, "io_uring: write 4096 bytes at 0: bad file descriptor (EBADF)") {
+	if err != nil || engine.Name() != WantPool || !strings.Contains(reason, "io_uring: write 8192 bytes at 0: bad file descriptor (EBADF)") {
 		t.Fatalf("Choose answered %v, %q, %v", engine, reason, err)
 	}
 	useEngine(t, engine, f)

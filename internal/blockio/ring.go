@@ -14,8 +14,8 @@ const RingDepthMax = 4096
 
 // RingConfig says what ring to make.
 type RingConfig struct {
-	Depth  int      // operations that the kernel has at a time, 1..RingDepthMax; a transfer is one for each of its buffers, or more
-	Memory [][]byte // mappings that transfers lie in, registered as they are touched; none is unmapped or given holes before Close has returned
+	Depth  int      // operations that the kernel has at a time, 1..RingDepthMax; a transfer is one, or where it is large one for each of its buffers or more
+	Memory [][]byte // mappings that transfers lie in, registered as they are touched by one buffer alone; none is unmapped or given holes before Close has returned
 }
 
 // Ring runs transfers by io_uring, on files that have descriptors. One goroutine, locked to a thread, submits and completes: the kernel then needs
@@ -149,6 +149,29 @@ func (j *job) rest() []byte {
 		}
 	}
 	return nil
+}
+
+// together is what is left behind the rest of the current buffer, where all of it may go in one operation, and its bytes with that rest's.
+func (j *job) together(rest []byte) (behind [][]byte, bytes int) {
+	behind, bytes = j.t.Buffers[j.buffer+1:], len(rest)
+	for _, b := range behind {
+		bytes += len(b)
+	}
+	if bytes == len(rest) || bytes > togetherBytesMax {
+		return nil, len(rest)
+	}
+	return behind, bytes
+}
+
+// take moves on behind so many bytes, which an operation was made of.
+func (j *job) take(bytes int) {
+	j.offset += int64(bytes)
+	for bytes > 0 {
+		n := min(bytes, len(j.t.Buffers[j.buffer])-j.at)
+		if j.at, bytes = j.at+n, bytes-n; bytes > 0 {
+			j.buffer, j.at = j.buffer+1, 0
+		}
+	}
 }
 
 // jobs is a list, oldest first.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -117,8 +118,66 @@ func TestRingContinuesWhereTheKernelStopped(t *testing.T) {
 	if err := <-submit(r, Transfer{File: f, Buffers: buffers}); err != nil {
 		t.Fatal(err)
 	}
-	if n := r.Stats().Continued; n != 2*(2+3) || !bytes.Equal(wrote, content) {
-		t.Errorf("%d continuations of %d; equal bytes: %v", n, 2*(2+3), bytes.Equal(wrote, content))
+	if n := r.Stats().Continued; n != 2*(blocks-1) || !bytes.Equal(wrote, content) {
+		t.Errorf("%d continuations of %d; equal bytes: %v", n, 2*(blocks-1), bytes.Equal(wrote, content))
+	}
+}
+
+// TestRingMovesSmallBuffersTogether: the buffers of a transfer are one operation up to togetherBytesMax, and one each beyond it. Registered memory is
+// used for what is one buffer.
+func TestRingMovesSmallBuffersTogether(t *testing.T) {
+	const most = togetherBytesMax
+	for name, c := range map[string]struct {
+		buffers    []int
+		operations []uint8 // of a write
+	}{
+		"a page and its header block": {[]int{most - block, block}, []uint8{operationWriteVector}},
+		"a large page and its block":  {[]int{most, block}, []uint8{operationWriteFixed, operationWriteFixed}},
+		"one buffer":                  {[]int{4 * block}, []uint8{operationWriteFixed}},
+		"one among none":              {[]int{0, 4 * block, 0}, []uint8{operationWriteFixed}},
+		"some, and none between":      {[]int{block, 0, 3 * block, block, 0}, []uint8{operationWriteVector}},
+		"a large part and small ones": {[]int{most, most / 2, block}, []uint8{operationWriteFixed, operationWriteVector}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, memory := openDirect(t, 2*most/block), mapMemory(t, 2*most)
+			fillBlocks(memory, 55*block)
+			var operations []uint8
+			r := newTamperedRing(t, RingConfig{Depth: 8, Memory: [][]byte{memory}}, func(q *kernelQueue) {
+				kernel := q.call
+				q.call = func(submit, wait uint32) (uint32, error) {
+					for at := q.tail - submit; at != q.tail; at++ {
+						if e := q.sq[at&uint32(len(q.sq)-1)]; e.token != wakeToken {
+							operations = append(operations, e.operation)
+						}
+					}
+					return kernel(submit, wait)
+				}
+			})
+			var buffers [][]byte
+			total := 0
+			for _, n := range c.buffers {
+				buffers = append(buffers, memory[total:][:n])
+				total += n
+			}
+			if err := <-submit(r, Transfer{File: f, Write: true, Offset: block, Buffers: buffers}); err != nil {
+				t.Fatal(err)
+			}
+			clear(memory)
+			if err := <-submit(r, Transfer{File: f, Offset: block, Buffers: buffers}); err != nil {
+				t.Fatal(err)
+			}
+			r.Close()
+			checkBlocks(t, memory[:total], 55*block)
+			half := len(operations) / 2
+			for i := range half {
+				if operations[half+i] != operations[i]-1 {
+					t.Errorf("operation %d of the read is %d, that of the write %d", i, operations[half+i], operations[i])
+				}
+			}
+			if !slices.Equal(operations[:half], c.operations) {
+				t.Errorf("operations %v, want %v", operations[:half], c.operations)
+			}
+		})
 	}
 }
 

@@ -13,6 +13,10 @@ import (
 )
 
 const (
+	// togetherBytesMax is the size up to which the buffers of a transfer are one operation: the disk then does one thing where it would do two, as a page
+	// and its header block are. They cannot be registered memory; what is larger the kernel cuts into as many requests anyway.
+	togetherBytesMax = 1 << 20
+
 	retriesMax = 8                // of one operation in a row that the kernel gave back without having begun
 	stallPause = time.Millisecond // before the kernel is asked again when it could take nothing
 	wakeToken  = ^uint64(0)       // names the read of the eventfd; other operations are named by their slot
@@ -31,9 +35,11 @@ type loop struct {
 // slot is one operation that the kernel has.
 type slot struct {
 	job     *job
-	left    []byte // of its buffer
-	offset  int64  // of left in the file
-	piece   int32  // of registered memory, or plain
+	left    []byte       // of its first buffer
+	behind  [][]byte     // its other buffers
+	vector  []unix.Iovec // of all of them, which the kernel reads; nil for one alone
+	offset  int64        // of left in the file
+	piece   int32        // of registered memory, or plain
 	retries int
 }
 
@@ -126,11 +132,17 @@ func (l *loop) fill() {
 			l.settle(j)
 			continue
 		}
-		piece, n := l.ring.pinned.find(rest, l.queue)
+		s := slot{job: j, left: rest, offset: j.offset, piece: plain}
+		n := 0
+		if s.behind, n = j.together(rest); len(s.behind) == 0 {
+			s.piece, n = l.ring.pinned.find(rest, l.queue)
+			s.left = rest[:n]
+		}
 		number := l.free[len(l.free)-1]
 		l.free = l.free[:len(l.free)-1]
-		l.slots[number] = slot{job: j, left: rest[:n], offset: j.offset, piece: piece}
-		j.at, j.offset, j.running = j.at+n, j.offset+int64(n), j.running+1
+		l.slots[number] = s
+		j.take(n)
+		j.running++
 		l.ring.counters.operations.Add(1)
 		l.issue(number)
 	}
@@ -145,9 +157,14 @@ func (l *loop) issue(number int32) {
 	if s.job.t.Write {
 		e.operation = operationWrite
 	}
-	if s.piece != plain {
-		e.operation -= operationRead - operationReadFixed // reads and writes are a step apart in both kinds
+	switch { // reads and writes are a step apart in all kinds
+	case s.piece != plain:
+		e.operation -= operationRead - operationReadFixed
 		e.buffer = uint16(s.piece)
+	case len(s.behind) > 0:
+		e.operation -= operationRead - operationReadVector
+		s.vector = vectorOf(s.left, s.behind)
+		e.address, e.bytes = uint64(addressOfVector(s.vector)), uint32(len(s.vector))
 	}
 	if s.retries > 0 {
 		e.flags = entryAsync // what could not be done without waiting
@@ -212,8 +229,8 @@ func (l *loop) reap() {
 func (l *loop) complete(number, result int32) {
 	s, c := &l.slots[number], &l.ring.counters
 	if result > 0 {
-		s.left, s.offset, s.retries = s.left[result:], s.offset+int64(result), 0
-		if len(s.left) > 0 {
+		s.retries = 0
+		if s.advance(int(result)); len(s.left) > 0 {
 			c.continued.Add(1)
 			l.issue(number)
 			return
@@ -244,7 +261,21 @@ func (s *slot) failure(result int32) error {
 	if result == 0 || s.offset%vfs.Align != 0 && result == -int32(unix.EINVAL) {
 		err = short // in the second case it went on inside a block: the file ends there
 	}
-	return fmt.Errorf("io_uring: %s %d bytes at %d: %w", operation, len(s.left), s.offset, err)
+	bytes := len(s.left)
+	for _, b := range s.behind {
+		bytes += len(b)
+	}
+	return fmt.Errorf("io_uring: %s %d bytes at %d: %w", operation, bytes, s.offset, err)
+}
+
+// advance moves on behind so many bytes, which the kernel has done.
+func (s *slot) advance(bytes int) {
+	s.offset += int64(bytes)
+	for bytes >= len(s.left) && len(s.behind) > 0 {
+		bytes -= len(s.left)
+		s.left, s.behind = s.behind[0], s.behind[1:]
+	}
+	s.left = s.left[bytes:]
 }
 
 // settle ends a transfer of which nothing is left.

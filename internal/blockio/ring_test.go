@@ -82,14 +82,15 @@ func TestRingSaysWhereAFileEnds(t *testing.T) {
 
 // TestRingEndsAfterAnErrorOnce: the operations of one transfer end in any order, and one of them fails.
 func TestRingEndsAfterAnErrorOnce(t *testing.T) {
-	f, r := openDirect(t, 4), newTestRing(t, RingConfig{Depth: 2})
-	buffer := vfs.AlignedBuffer(4 * block)
+	const part = togetherBytesMax / 2 // so that they are no one operation
+	f, r := openDirect(t, 4*part/block), newTestRing(t, RingConfig{Depth: 2})
+	buffer := vfs.AlignedBuffer(4 * part)
 	for odd := range 4 {
 		var buffers [][]byte
 		for i := range 4 {
-			buffers = append(buffers, buffer[i*block:][:block])
+			buffers = append(buffers, buffer[i*part:][:part])
 		}
-		buffers[odd] = buffer[odd*block+1:][:block-1] // no direct I/O goes there
+		buffers[odd] = buffer[odd*part+1:][:part-1] // no direct I/O goes there
 		var ends int
 		done := make(chan error, 8)
 		r.Submit(&Transfer{File: f, Buffers: buffers, Done: func(err error) {

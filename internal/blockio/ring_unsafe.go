@@ -23,10 +23,12 @@ const (
 	offsetRings   = 0
 	offsetEntries = 0x10000000
 
-	operationReadFixed  = 4
-	operationWriteFixed = 5
-	operationRead       = 22 // 5.6
-	operationWrite      = 23
+	operationReadVector  = 1
+	operationWriteVector = 2
+	operationReadFixed   = 4
+	operationWriteFixed  = 5
+	operationRead        = 22 // 5.6
+	operationWrite       = 23
 
 	entryAsync = 1 << 4 // may block, in a thread of the kernel
 
@@ -225,3 +227,19 @@ func (q *kernelQueue) close() error {
 
 // addressOf is where a buffer lies. A buffer that a Transfer holds is on the heap or mapped, so it does not move, and lives while a slot holds it.
 func addressOf(buffer []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(buffer))) }
+
+// vectorOf lists buffers for the kernel.
+func vectorOf(first []byte, others [][]byte) []unix.Iovec {
+	vector := make([]unix.Iovec, 0, 1+len(others))
+	for _, b := range append([][]byte{first}, others...) {
+		if len(b) > 0 {
+			vector = append(vector, unix.Iovec{Base: unsafe.SliceData(b), Len: uint64(len(b))})
+		}
+	}
+	return vector
+}
+
+// addressOfVector is where a list of buffers lies, which a slot holds.
+func addressOfVector(vector []unix.Iovec) uintptr {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(vector)))
+}
