@@ -49,6 +49,7 @@ func (t *instantTier) close() {
 // The methods implement cache.Tier. Nothing is written: a page that is published is stored already, or never will be.
 func (t *instantTier) Namespace([32]byte, uint64, uint64) uint32 { return 1 }
 func (t *instantTier) DropNamespace(uint32)                      {}
+func (t *instantTier) ReleaseNamespace(uint32)                   {}
 func (t *instantTier) Drop(uint32, uint16, *wire.Key)            {}
 func (t *instantTier) Clear()                                    {}
 func (t *instantTier) Stored(uint32, uint16, *wire.Key) bool     { return t.holds }

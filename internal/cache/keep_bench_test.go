@@ -35,6 +35,7 @@ type disk struct {
 
 func (d *disk) Namespace([32]byte, uint64, uint64) uint32 { return 1 }
 func (d *disk) DropNamespace(uint32)                      {}
+func (d *disk) ReleaseNamespace(uint32)                   {}
 func (d *disk) Clear()                                    {}
 func (d *disk) Drop(uint32, uint16, *wire.Key)            {}
 func (d *disk) ReadRoom() int                             { return 1 << 20 }

@@ -177,6 +177,9 @@ func (c *Cache) dropIfEmpty(ns *namespace) {
 		if c.identities[ns.identity] == ns {
 			delete(c.identities, ns.identity)
 			delete(c.byStored, ns.stored)
+			if c.config.Tier != nil {
+				c.config.Tier.ReleaseNamespace(ns.stored)
+			}
 		}
 	}
 }

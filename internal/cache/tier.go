@@ -14,6 +14,8 @@ type Tier interface {
 	Namespace(identity [32]byte, epoch, pageBytes uint64) uint32
 	// DropNamespace forgets a namespace and its pages: they are unreachable when it returns.
 	DropNamespace(namespace uint32)
+	// ReleaseNamespace says that nobody uses a namespace until Namespace finds it again. Its pages stay, as long as the tier keeps them.
+	ReleaseNamespace(namespace uint32)
 	// Clear forgets every page: none is reachable when it returns.
 	Clear()
 	// Drop forgets a page that was written and whose bytes turned out to be wrong: it cannot be read when it returns.

@@ -26,6 +26,7 @@ type bench struct {
 	refuses    bool // it has a page and does not read it
 	numbers    map[[32]byte]uint32
 	dropped    []uint32
+	released   []uint32
 	last       uint32
 	demanded   []storedKey
 	onRead     func(TierPage)
@@ -57,6 +58,8 @@ func (b *bench) DropNamespace(namespace uint32) {
 		}
 	}
 }
+
+func (b *bench) ReleaseNamespace(namespace uint32) { b.released = append(b.released, namespace) }
 
 func (b *bench) Clear() {
 	b.cleared++

@@ -133,6 +133,9 @@ func (t *tier) Namespace(identity [32]byte, epoch, pageBytes uint64) uint32 {
 // DropNamespace implements cache.Tier.
 func (t *tier) DropNamespace(namespace uint32) { t.store.DropNamespace(namespace) }
 
+// ReleaseNamespace implements cache.Tier.
+func (t *tier) ReleaseNamespace(namespace uint32) { t.store.ReleaseNamespace(namespace) }
+
 // Clear implements cache.Tier.
 func (t *tier) Clear() { t.store.Clear() }
 

@@ -22,9 +22,11 @@ const (
 // Bounds.
 const (
 	VolumesMax       = 64
-	NamespacesMax    = 4096                   // that are registered or have pages; of recovered ones nobody asks for the oldest go first
+	NamespacesMax    = 4096                   // that are registered or have pages; of those that nobody uses the oldest go first
 	PageBytesMax     = 4 << 30                // padded
 	groupPagesMax    = 1024                   // pages of one group commit
+	readyPagesMax    = 8                      // pages that have a place and wait for the device
+	readyBytesMax    = BatchBytes / 8         // of these, and one page at least
 	groupWait        = 200 * time.Millisecond // how long a page that was written waits for others to join its commit
 	drainWait        = 5 * time.Second        // how long Close writes what is queued
 	failuresInARow   = 5                      // failed transfers of one direction after which a volume is off, or takes no writes

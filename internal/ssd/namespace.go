@@ -18,7 +18,7 @@ type namespace struct {
 	facts
 	handle  uint32
 	life    *life
-	claimed bool     // Namespace named it since the store was opened
+	claimed bool     // Namespace named it since the store was opened, and nobody released it
 	numbers []uint32 // by volume: what its records call the namespace, zero while it has none
 }
 
@@ -44,14 +44,15 @@ func (l *life) empty() bool {
 	return l.writes == 0
 }
 
-// Namespace makes a namespace known, or finds it, and returns its handle. Zero, which names none, when the table is full of registered ones.
+// Namespace makes a namespace known, or finds it, and returns its handle. Zero, which names none, when the table is full of registered ones. Others make
+// room, those that were made first before all.
 func (s *Store) Namespace(identity [32]byte, epoch, pageBytes uint64) uint32 {
 	s.mu.Lock()
 	defer s.leave()
 	f := facts{identity, epoch, pageBytes}
 	ns := s.identities[f]
 	if ns == nil {
-		if len(s.namespaces) >= NamespacesMax && !s.dropUnclaimed() {
+		if !s.boundNamespaces(NamespacesMax - 1) {
 			s.counters.namespaceFull++
 			return 0
 		}
@@ -100,6 +101,15 @@ func (s *Store) dropNamespace(ns *namespace) {
 	}
 }
 
+// ReleaseNamespace says that nobody uses a namespace until Namespace finds it again. Its pages stay until it makes room for another one.
+func (s *Store) ReleaseNamespace(handle uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ns := s.namespaces[handle]; ns != nil {
+		ns.claimed = false
+	}
+}
+
 // endLife makes the pages of a life unreachable. The volumes sweep their records.
 func (s *Store) endLife(l *life) {
 	l.dead = true
@@ -119,7 +129,17 @@ func (s *Store) forgetLife(l *life) {
 	}
 }
 
-// dropUnclaimed drops the namespace of an earlier run that nobody has registered and that was made first. It says whether there was one.
+// boundNamespaces drops namespaces that nobody uses until there are so many at most. It says whether that was to be had.
+func (s *Store) boundNamespaces(most int) bool {
+	for len(s.namespaces) > most {
+		if !s.dropUnclaimed() {
+			return false
+		}
+	}
+	return true
+}
+
+// dropUnclaimed drops the namespace that was made first of those that nobody uses. It says whether there was one.
 func (s *Store) dropUnclaimed() bool {
 	var oldest *namespace
 	for _, ns := range s.namespaces {

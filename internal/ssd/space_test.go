@@ -1,12 +1,14 @@
 package ssd
 
 import (
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
 
 	"orbitkv/internal/ssd/format"
+	"orbitkv/internal/ssd/journal"
 	"orbitkv/internal/vfs/twin"
 )
 
@@ -252,7 +254,60 @@ func TestNamespacesAreBounded(t *testing.T) {
 	if r.store.Namespace(names(NamespacesMax), 0, small) == 0 {
 		t.Error("a namespace was refused although another one was dropped")
 	}
+	s := space{r.store.Namespace(names(7), 0, small), 0, small}
+	r.mustWrite(s, 3)
+	r.store.ReleaseNamespace(s.handle)
+	if !r.stored(s, 3) || r.store.Namespace(names(7), 0, small) != s.handle {
+		t.Error("a namespace that was released lost its pages")
+	}
+	r.store.ReleaseNamespace(s.handle)
+	if r.store.Namespace(names(NamespacesMax+1), 0, small) == 0 || r.stored(s, 3) {
+		t.Error("a namespace that nobody uses made no room")
+	}
 	r.close()
+}
+
+// An index log with more namespaces than there may be loses those that were made first, for good.
+func TestFoundNamespacesAreBounded(t *testing.T) {
+	const more = 100
+	disk := twin.New(1)
+	r := openRig(t, []*twin.Disk{disk})
+	s := r.namespace(1, 0, small)
+	r.mustWrite(s, 1)
+	v := r.store.volumes[0]
+	r.close()
+	log, state, err := journal.Open(disk, v.id, v.limits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.DropNamespace(1) // so that the one with a page is the last
+	for i := range NamespacesMax + more {
+		log.Namespace(journal.Namespace{Number: uint32(2 + i), Identity: [32]byte{byte(i), byte(i >> 8), 9}, PageBytes: small})
+	}
+	last := state.Namespaces[0]
+	last.Number = NamespacesMax + more + 2
+	log.Namespace(last)
+	put := state.Puts[0]
+	put.Namespace = last.Number
+	log.Put(put)
+	if err := errors.Join(log.Commit(), log.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		r = openRig(t, []*twin.Disk{disk})
+		r.mustRead(r.namespace(1, 0, small), 1)
+		if got := r.store.Stats().Namespaces; got != NamespacesMax {
+			t.Errorf("%d namespaces, want %d", got, NamespacesMax)
+		}
+		r.mustWrite(r.namespace(1, 0, small), 2)
+		r.close()
+		if _, state, err = journal.Open(disk, v.id, v.limits()); err != nil || len(state.Namespaces) != NamespacesMax {
+			t.Errorf("%d namespaces are left in the index, %v", len(state.Namespaces), err)
+		}
+		r = openRig(t, []*twin.Disk{disk})
+		r.store.Drop(r.namespace(1, 0, small).handle, 0, keyOf(2))
+		r.close()
+	}
 }
 
 // Volumes fill evenly, and a page is on one of them.

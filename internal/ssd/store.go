@@ -107,6 +107,11 @@ func Open(config Config) (*Store, error) {
 	if err := s.openVolumes(); err != nil {
 		return nil, errors.Join(err, s.shut())
 	}
+	if !config.looks() {
+		s.mu.Lock()
+		s.boundNamespaces(NamespacesMax) // folders that came together may have more
+		s.leave()
+	}
 	s.start()
 	return s, nil
 }
