@@ -11,17 +11,16 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from python.tests.engine.ssd_rig import PAGE_BYTES, figure, put_away, serve, staged
 
 from harness import ssd as tier
 from harness.base import words
-from harness.engine import Completion, Engine, EngineConfig
+from harness.engine import EngineConfig
 from harness.manager import eventually
 from harness.rig import PAGE_TOKENS, Rig, counted, pages_below_last_token
 from harness.ssd import STALLING, Volume
-from orbitkv.timeline import parse
 
 PATIENCE_S = 6
-PAGE_BYTES = 4 * PAGE_TOKENS * 2 * 2 * 64 * 4  # layers, tokens, K and V, heads, width, float32
 TOKENS = 1500
 PAGES = pages_below_last_token(TOKENS)
 SLOW = f"read-rate={PAGE_BYTES * 11 // 10}b"  # a second: of eleven pages about six come while a request is patient
@@ -29,12 +28,13 @@ SLOW = f"read-rate={PAGE_BYTES * 11 // 10}b"  # a second: of eleven pages about 
 
 @pytest.fixture(scope="module")
 def config(rig: Rig) -> EngineConfig:
-    """Return an engine that poisons destinations and waits some seconds for a prefix."""
+    """Return an engine that poisons destinations and waits some seconds for a prefix, whatever computing it takes."""
     plain = rig.config()
     transfer = json.loads(plain.kv_transfer)
     transfer["kv_connector_extra_config"] |= {
         "orbitkv.fault_injection": "poison-destination",
         "orbitkv.load_wait_ms": PATIENCE_S * 1000,
+        "orbitkv.load_wait_policy": "always",
     }
     return dataclasses.replace(plain, kv_transfer=json.dumps(transfer))
 
@@ -44,40 +44,6 @@ def without_tier(rig: Rig) -> Iterator[None]:
     """Serve a Manager without the tier after this module."""
     yield
     rig.serve()
-
-
-def serve(rig: Rig, config: EngineConfig, volume: Volume, fault: str = "", pool: str = "256mib") -> Engine:
-    """Start a Manager on the folder and return the engine once it uses it, with nothing on the device."""
-    rig.gate.open()
-    rig.serve(pool, *volume.options(fault))
-    engine = rig.engine(config)
-    rig.connected(engine)
-    rig.reset_device(engine)
-    return engine
-
-
-def put_away(rig: Rig, engine: Engine, prompt: list[int]) -> Completion:
-    """Let a new prompt's pages be stored on the SSD alone; return what the engine says with them on its device."""
-    tier.wait_stored(rig.manager, 0)
-    stored = tier.stored(rig.manager)
-    rig.store(engine, prompt)
-    hit, counts = rig.ask(engine, prompt, logprobs=0)
-    assert counts.device == pages_below_last_token(len(prompt)) * PAGE_TOKENS
-    tier.wait_stored(rig.manager, stored + len(prompt) // PAGE_TOKENS)
-    rig.reset_device(engine)
-    tier.empty_memory(rig.manager)
-    return hit
-
-
-def staged(engine: Engine) -> list[dict[str, object]]:
-    """Return what the timeline says of waits for the slower tier."""
-    records = [parse(line) for line in engine.log.read_text(errors="replace").splitlines()]
-    return [record for record in records if record is not None and record["stage"] == "staged"]
-
-
-def figure(engine: Engine, name: str) -> int:
-    """Return a counter of the adapter, which is absent before it counts for the first time."""
-    return int(sum(value for key, value in engine.counters().items() if key.startswith(f"vllm:orbitkv_{name}{{")))
 
 
 @pytest.mark.parametrize("tokens", [129, 4096])

@@ -16,7 +16,7 @@ WHOLE = (
 )  # Tokens of a prompt that can come from a cache: whole pages, and never the last token.
 O_DIRECT = os.O_DIRECT
 # A disk that others use may need seconds for a page. No time is judged here, so a request waits for its pages.
-PATIENCE = ("ORBITKV_LOAD_WAIT_MS", "120000")
+PATIENCE = {"ORBITKV_LOAD_WAIT_MS": "120000", "ORBITKV_LOAD_WAIT_POLICY": "always"}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,8 @@ def tiered(measure: Any, tmp_path_factory: pytest.TempPathFactory) -> Measuremen
     words += ["--ssd-gib", "0.25", "--ssd-write-policy", "all", "--cache-protected-percent", "10"]
     words += ["--read-batch-mib", "1", "--stop-policy", "timeout", "--read-timeout-ms", "120000"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(*PATIENCE)
+        for name, value in PATIENCE.items():
+            patch.setenv(name, value)
         measurement: Measurement = measure("tiered", *words)
         measurement.run()
     measurement.wait_gone()

@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
+from python.tests.sglang.ssd_rig import put_away, serve, staged
 
 from harness import ssd as tier
 from harness.base import words
 from harness.manager import eventually
-from harness.sglang import Generation, SglangConfig, SglangEngine
+from harness.sglang import SglangConfig
 from harness.sglang_rig import PAGE_TOKENS, SLICE_BYTES, SglangRig, restorable
 from harness.ssd import STALLING, Volume
-from orbitkv.timeline import parse
 
 PATIENCE_S = 6
 TOKENS = 1000
@@ -27,9 +27,12 @@ SLOW = f"read-rate={SLICE_BYTES * 6}b"  # a second: of 62 pages about half come 
 
 @pytest.fixture(scope="module")
 def config(rig: SglangRig) -> SglangConfig:
-    """Return an engine that waits some seconds for a prefix, and sleeps while it has no request."""
+    """Return an engine that waits some seconds for a prefix, whatever computing it takes, and sleeps when idle."""
     plain = rig.config(arguments=(*rig.config().arguments, "--sleep-on-idle"))
-    environment = dict(plain.environment) | {"ORBITKV_LOAD_WAIT_MS": str(PATIENCE_S * 1000)}
+    environment = dict(plain.environment) | {
+        "ORBITKV_LOAD_WAIT_MS": str(PATIENCE_S * 1000),
+        "ORBITKV_LOAD_WAIT_POLICY": "always",
+    }
     return dataclasses.replace(plain, environment=tuple(environment.items()))
 
 
@@ -38,31 +41,6 @@ def without_tier(rig: SglangRig) -> Iterator[None]:
     """Serve a Manager without the tier after this module."""
     yield
     rig.serve()
-
-
-def serve(rig: SglangRig, config: SglangConfig, volume: Volume, fault: str = "", pool: str = "256mib") -> SglangEngine:
-    """Start a Manager on the folder and return the engine once it uses it, with nothing on the device."""
-    rig.serve(pool, *volume.options(fault))
-    return rig.ready(config)
-
-
-def put_away(rig: SglangRig, engine: SglangEngine, prompt: list[int]) -> Generation:
-    """Let a new prompt's pages be stored on the SSD alone; return what the engine says with them on its device."""
-    tier.wait_stored(rig.manager, 0)
-    stored = tier.stored(rig.manager)
-    rig.store(engine, prompt)
-    hit = engine.generate(prompt)
-    assert (hit.device_tokens, hit.external_tokens) == (restorable(len(prompt)), 0)
-    tier.wait_stored(rig.manager, stored + len(prompt) // PAGE_TOKENS)
-    engine.flush()
-    tier.empty_memory(rig.manager)
-    return hit
-
-
-def staged(engine: SglangEngine) -> list[dict[str, object]]:
-    """Return what the timeline says of waits for the slower tier; SGLang's own logging writes each record once more."""
-    records = [parse(line) for line in engine.log.read_text(errors="replace").splitlines()]
-    return list({each["monotonic_ns"]: each for each in records if each and each["stage"] == "staged"}.values())
 
 
 @pytest.mark.parametrize("tokens", [17, 3000])

@@ -77,7 +77,7 @@ class Lookup:
     `seen` is when the engine last asked for the request, `counted` when the wait was last counted as unanswered,
     `heard` the state of the last answer, `estimate` what that said of the rest and `news` when. `staging` is when the
     first answer said that pages are being read from a slower tier, and `stopped` when the query was told to take what
-    was there.
+    was there, `outpaced` if that was since computing is faster.
     """
 
     session: SchedulerSession
@@ -91,6 +91,7 @@ class Lookup:
     news: float = 0.0
     staging: float | None = None
     stopped: float | None = None
+    outpaced: bool = False
     settled: float | None = None
     lease: Lease | None = None
     held: bool = False
@@ -368,7 +369,7 @@ class Lookups:
             look.query.cancel()
             return True
         if look.stopped is None:
-            look.stopped = now
+            look.stopped, look.outpaced = now, outpaced
             self.stats.count("prefetch_stopped")
             if outpaced:
                 self.stats.count("prefetch_outpaced")
@@ -398,6 +399,7 @@ class Lookups:
                 elapsed_us=round(waited * 1e6),
                 pages=look.found,
                 stopped=look.stopped is not None,
+                outpaced=look.outpaced,
             )
 
     def _unhold(self, look: Lookup) -> None:
