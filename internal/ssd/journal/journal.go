@@ -162,7 +162,8 @@ func (j *Journal) Commit() error {
 }
 
 // appendPending writes the pending records over zeros that the file holds already, so that its barrier is the device's alone: where a file grows, the
-// barrier also waits for the file system's own journal, and for whatever others have in it. The room that is used up is followed by as much again.
+// barrier also waits for the file system's own journal, and for whatever others have in it. The room that is used up is followed by as much again. It is
+// asked for before it is written: a file that grows by writes is given as much again by some file systems, beyond what the volume may occupy.
 func (j *Journal) appendPending() error {
 	end, room := j.records+uint64(len(j.pending)), j.room
 	bytes := make([]byte, len(j.pending)*format.RecordBytes)
@@ -175,6 +176,9 @@ func (j *Journal) appendPending() error {
 	if end > room {
 		room = end + min(end, roomRecordsMax)
 		buffers = append(buffers, zeros[:(room-end)*format.RecordBytes])
+		if err := j.file.Allocate(logBytes(room)); err != nil {
+			return err
+		}
 	}
 	if err := j.file.WriteAt(buffers, logBytes(j.records)); err != nil {
 		return err

@@ -50,6 +50,9 @@ func (j *Journal) writeLog(file vfs.File, generation uint64, records iter.Seq[fo
 	buffer := make([]byte, 0, writeBytes)
 	flush := func() error {
 		at := logBytes(count) - int64(len(buffer))
+		if err := file.Allocate(logBytes(count)); err != nil { // as in appendPending
+			return err
+		}
 		err := file.WriteAt([][]byte{buffer}, at)
 		j.written += int64(len(buffer))
 		buffer = buffer[:0]
@@ -66,7 +69,7 @@ func (j *Journal) writeLog(file vfs.File, generation uint64, records iter.Seq[fo
 			}
 		}
 	}
-	if len(buffer) > 0 {
+	if len(buffer) > 0 || count == 0 {
 		if err := flush(); err != nil {
 			return 0, err
 		}

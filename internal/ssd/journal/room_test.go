@@ -134,3 +134,47 @@ func crashBeforeSync(t *testing.T, fs *twin.Disk, j *Journal) (left *twin.Disk) 
 	}
 	return left
 }
+
+// No write makes a log longer than its file was asked to be: a file system that gives a growing file more than that would give it more than the volume may
+// occupy.
+func TestNoWriteGrowsALog(t *testing.T) {
+	fs := twin.New(1)
+	var size int64 // that the latest log was given
+	writes := 0
+	fs.Hook(func(e twin.Event) {
+		switch e.Operation {
+		case twin.Open:
+			size = 0
+		case twin.Allocate:
+			size = e.Bytes
+		case twin.Write:
+			writes++
+			if e.Offset+e.Bytes > size {
+				t.Errorf("a write of %d bytes at %d of %s, which was given %d", e.Bytes, e.Offset, e.Name, size)
+			}
+		}
+	})
+	j, _ := open(t, fs)
+	for n := range 12 {
+		drops(t, j, 1000*n+1)
+	}
+	puts := func(yield func(Put) bool) {
+		for number := range 3 * writeBytes / format.RecordBytes {
+			if !yield(pageOf(j, 1, number, number)) {
+				return
+			}
+		}
+	}
+	j.Namespace(namespaceOf(1))
+	for range 2 {
+		if err := j.Compact(puts); err != nil {
+			t.Fatal(err)
+		}
+		drops(t, j, 100)
+		j.Clear()
+		commit(t, j)
+	}
+	if writes < 30 {
+		t.Errorf("only %d writes", writes)
+	}
+}
