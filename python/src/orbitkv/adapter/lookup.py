@@ -286,7 +286,7 @@ class Lookups:
         computing = self.prefill.seconds(estimate.missing)
         if computing is None:
             return True
-        return patience.pays(now, max(0.0, look.news + estimate.seconds - now), computing)
+        return patience.pays(now, max(0.0, look.news + estimate.seconds - now), estimate.missing, computing)
 
     def _submit(self, session: SchedulerSession, ask: Ask) -> Lookup:
         now = self.clock()

@@ -1,16 +1,17 @@
 """What one request has waited for its prefix, and whether waiting on pays.
 
 A request's patience is one sum over its life: it is spent while the request is kept waiting, rests while a lease lies
-ready for it, and never grows again. Two bounds end it: `load_wait_ms`, and what waiting is worth. The second is known
-once the Cache Manager estimates the arrival of the prefix and the engine's rate of prefill is known:
+ready for it, and never grows again. `load_wait_ms` bounds it, and what waiting is worth, which is known once the Cache
+Manager estimates the arrival of the prefix and the engine's rate of prefill is known:
 
     arrival later than computing would end ──► waiting does not pay: stop at once
-    arrival sooner                         ──► wait, at most as long as computing takes, nor much longer than twice
-                                               what the first estimate said: past that, it was wrong
+    arrival sooner                         ──► wait, at most as long as computing would take, and for the next page not
+                                               much longer than twice what was estimated: past that, it was wrong
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 LATE_FACTOR = 2  # an arrival that takes so many times as long as was estimated is not waited for
@@ -23,7 +24,9 @@ class Patience:
 
     since: float | None = None
     spent: float = 0.0  # in earlier waits
-    worth: float = float("inf")  # waiting that pays, in all
+    worth: float = math.inf  # all waits together, by what computing takes
+    due: float = math.inf  # the same, by what was estimated
+    missing: float = math.inf  # pages that the prefix lacked then
 
     def begin(self, now: float) -> None:
         """Begin to wait, unless it does."""
@@ -40,10 +43,13 @@ class Patience:
 
     def lasts(self, now: float, most: float) -> bool:
         """Return whether the request may wait longer, with `most` seconds for all its waits."""
-        return self.since is None or self.waited(now) < min(most, self.worth)
+        return self.since is None or self.waited(now) < min(most, self.worth, self.due)
 
-    def pays(self, now: float, arrival: float, computing: float) -> bool:
-        """Weigh a wait of `arrival` seconds from now against computing; return whether it pays."""
-        if self.worth == float("inf"):
-            self.worth = self.waited(now) + min(computing, LATE_FACTOR * arrival + LATE_SECONDS)
+    def pays(self, now: float, arrival: float, missing: int, computing: float) -> bool:
+        """Weigh a wait of `arrival` seconds from now for `missing` pages against computing them; return if it pays."""
+        waited = self.waited(now)
+        if self.worth == math.inf:
+            self.worth = waited + computing
+        if missing < self.missing:  # Only pages that came prove that more will.
+            self.due, self.missing = waited + LATE_FACTOR * arrival + LATE_SECONDS, missing
         return arrival <= computing

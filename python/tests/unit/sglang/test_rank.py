@@ -11,6 +11,7 @@ from python.tests.unit.sglang.offload_rig import pages_of
 from python.tests.unit.sglang.rank_rig import LIFE_1, LIFE_2, RankRig, hashes
 
 from harness.fakes import FakeClient
+from orbitkv.adapter.prefill import STEPS_MIN
 from orbitkv.client import Grant, State
 from orbitkv.errors import ConfigurationError, EngineFault
 from orbitkv.sglang import waits
@@ -190,6 +191,28 @@ def test_what_came_before_the_patience_ended_is_restored(rig: RankRig) -> None:
     rig.load("a", 3)
     assert rig.side.start_loads() == 0
     assert [sent[0] for sent in rig.sent("stop", "begin", "cancel")] == ["stop", "begin"]
+
+
+# How fast prompts are computed.
+
+
+def test_the_rate_of_prefill_is_that_of_batches_that_restored_nothing(rig: RankRig) -> None:
+    """Every second batch restores, and so waits; its launch follows its restores, and the one before ends later."""
+    side, clock = rig.side, rig.clock
+    for number in range(2 * STEPS_MIN):
+        before = clock.now
+        clock.now += 0.001
+        if number % 2 == 0:
+            rig.found(f"r{number}")
+            rig.load(f"r{number}")
+            side.start_loads()
+            side.computed(before, 1)
+        launched = clock.now
+        clock.now += 0.5 if number % 2 else 10.0
+        side.computed(launched, 1000)
+    assert side.prefill.rate == pytest.approx(2000)
+    rig.begin()
+    assert side.stats.take()["prefill_tokens_per_second"] == pytest.approx(2000)
 
 
 # Promise and revoke.

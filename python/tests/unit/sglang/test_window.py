@@ -418,6 +418,23 @@ def test_an_estimate_that_was_wrong_costs_at_most_about_twice_itself_and_never_m
     assert "prefetch_outpaced" not in rig.stats.take()
 
 
+@pytest.mark.parametrize(("pages", "worth"), [(10, 0.5 + 2 * 0.075 + 0.05), (39, 2.0)])
+def test_pages_that_come_prove_that_more_will_and_computing_bounds_all_of_it(
+    rig: WindowRig, pages: int, worth: float
+) -> None:
+    """Each 50 ms a page comes, until so many have, and each answer says that it takes 2.5 ms a page."""
+    rig.lookups.settings = dataclasses.replace(rig.lookups.settings, load_wait_ms=60_000)
+    pace(rig, 2000.0)
+    query, passes, answer = read(rig, 0.1, missing=40), 0, None
+    while answer is None:
+        missing = 40 - min(pages, passes // 5)
+        query.estimate = Estimate(0.0025 * missing, missing)
+        rig.begin(0.01)
+        passes += 1
+        answer = rig.ask("a")
+    assert passes / 100 == pytest.approx(worth, abs=0.021)
+
+
 def test_time_that_passed_since_the_estimate_counts(rig: WindowRig) -> None:
     """A pass may take long, and the last answer is as old as it."""
     pace(rig, 1000.0)
