@@ -443,6 +443,19 @@ def test_time_that_passed_since_the_estimate_counts(rig: WindowRig) -> None:
     assert rig.ask("a") is None, "it is there in 0.39 seconds"
 
 
+def test_a_request_that_is_not_kept_waiting_any_more_may_be_read_for_whatever_that_takes(rig: WindowRig) -> None:
+    """Its lease went while the engine had no room for it; that it has none still costs nobody a wait."""
+    pace(rig, 1000.0)
+    read(rig, 0.1).answer(State.READY, 4)
+    assert rig.ask("a") == 4
+    rig.begin(LEASE_SECONDS)
+    rig.begin()
+    read(rig, 30.0)
+    rig.begin()
+    assert rig.ask("a") == 1, "it is kept waiting now"
+    assert rig.stats.take()["prefetch_outpaced"] == 1
+
+
 def test_a_worth_that_was_spent_is_not_given_again(rig: WindowRig) -> None:
     pace(rig, 1000.0)
     query = read(rig, 0.1)
