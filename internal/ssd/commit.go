@@ -72,7 +72,8 @@ func (v *volume) groupIsDue() bool {
 		return false
 	}
 	config := &v.store.config
-	joining := v.writing > 0 || (v.filling || v.waiting.len() > 0) && v.reads[Demand].len() == 0 && !v.cramped
+	coming := v.ready.len() > 0 || (v.filling || v.waiting.len() > 0) && !v.cramped
+	joining := v.writing > 0 || coming && v.reads[Demand].len() == 0
 	return !joining || v.writtenBytes >= min(BatchBytes, config.HeldBytesMax/2) || len(v.written) >= groupPagesMax ||
 		config.Now().Sub(v.writtenSince) >= groupWait
 }
@@ -154,6 +155,7 @@ func (v *volume) settled(ops []op) {
 			v.clears--
 		}
 	}
+	v.launch()
 	v.changed.Broadcast()
 }
 

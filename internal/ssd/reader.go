@@ -64,6 +64,7 @@ func (v *volume) dispatch() {
 		}
 		v.begin(r)
 	}
+	v.launch()
 	if v.awaited && v.reads[Demand].len() == 0 {
 		v.awaited = false
 		v.changed.Broadcast()

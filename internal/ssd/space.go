@@ -155,9 +155,9 @@ func (v *volume) evict() uint64 {
 	return 0
 }
 
-// headroom is the space that is kept free or on its way to be: what one group commit takes. So the drops of victims become durable with the commit
-// before the one that needs their space.
-func (v *volume) headroom() uint64 { return min(BatchBytes, v.space.Bytes()/16) }
+// headroom is the space that is kept free or on its way to be: what two group commits take. So the drops of victims become durable with a commit while the
+// pages of the next one find space still.
+func (v *volume) headroom() uint64 { return min(2*BatchBytes, v.space.Bytes()/16) }
 
 // evictAhead drops victims until there is headroom for pages to come, as far as one hold of the mutex may.
 func (v *volume) evictAhead() {

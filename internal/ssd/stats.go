@@ -169,8 +169,8 @@ func (stats *Stats) add(v *volume) {
 	stats.DiskBytes += v.disk
 	stats.WriteInflight += uint64(v.writing)
 	stats.ReadInflight += uint64(v.reading + v.checking)
-	stats.WriteQueuePages += uint64(v.waiting.len())
-	stats.WriteQueueBytes += v.waitingBytes
+	stats.WriteQueuePages += uint64(v.waiting.len() + v.ready.len())
+	stats.WriteQueueBytes += v.waitingBytes + v.readyBytes
 	for p := Demand; p < priorities; p++ {
 		stats.ReadQueuePages[p.String()] += uint64(v.reads[p].len())
 	}

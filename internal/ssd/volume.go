@@ -67,8 +67,11 @@ type volume struct {
 
 	waiting         queue[*write]
 	waitingBytes    uint64
-	filling         bool     // a page is between its queue and its transfer
-	cramped         bool     // that page waits until those before it have their record
+	filling         bool          // a page is between its queue and its place
+	ready           queue[*write] // have a place, and wait for the device
+	readyBytes      uint64
+	ahead           bool     // the page that is being filled waits until fewer are ready
+	cramped         bool     // it waits until those before it have their record
 	headers         [][]byte // blocks that no transfer uses
 	writing         int      // transfers
 	written         []*write
@@ -188,6 +191,9 @@ func (v *volume) refuseReads(reason string) {
 
 // refuseWaiting ends the writes that have not begun.
 func (v *volume) refuseWaiting(reason string) {
+	for v.ready.len() > 0 {
+		v.takeBack(v.nextReady(), reason)
+	}
 	for v.waiting.len() > 0 {
 		w := v.waiting.pop()
 		v.waitingBytes -= w.bytes

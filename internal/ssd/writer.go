@@ -29,7 +29,9 @@ func (s *Store) Write(w Write) bool {
 	ns.life.writes++
 	v.waiting.push(one)
 	v.waitingBytes += bytes
-	v.changed.Broadcast()
+	if v.waiting.len() == 1 || v.groupIsDue() {
+		v.changed.Broadcast()
+	}
 	return true
 }
 
@@ -70,7 +72,7 @@ func (s *Store) choose(bytes uint64) (best *volume, reason string) {
 			reason = SkipTooLarge
 			continue
 		}
-		if v.waitingBytes > 0 && v.waitingBytes+bytes > s.config.WriteQueueBytes/uint64(len(s.volumes)) {
+		if queued := v.waitingBytes + v.readyBytes; queued > 0 && queued+bytes > s.config.WriteQueueBytes/uint64(len(s.volumes)) {
 			if best == nil {
 				reason = SkipFull
 			}
@@ -90,7 +92,8 @@ func (s *Store) choose(bytes uint64) (best *volume, reason string) {
 
 func (w *write) key() pageKey { return pageKey{w.life.number, w.Group, w.Key} }
 
-// fill is the goroutine that gives pages their digest and their place, and submits them.
+// fill is the goroutine that gives pages their digest and their place, some ahead of the device: what ends a transfer then begins the next one without
+// waiting for this goroutine.
 func (v *volume) fill() {
 	s := v.store
 	hasher := xxh3.New()
@@ -111,15 +114,17 @@ func (v *volume) fill() {
 		w.digest = digestOf(hasher, s.memory(w.Parts))
 		s.mu.Lock()
 		if v.place(w) {
-			v.submit(w)
+			v.ready.push(w)
+			v.readyBytes += w.bytes
+			v.launch()
 		}
 		v.filling = false
-		v.changed.Broadcast()
+		v.stir()
 		s.rest()
 	}
 }
 
-// place waits until the device may write a page more and finds space for it; false when the page ended instead.
+// place waits until a page more may be ready for the device and finds space for it; false when the page ended instead.
 func (v *volume) place(w *write) bool {
 	extent := format.ExtentBytes(w.bytes)
 	effort := reclaimEffort * extent
@@ -128,11 +133,11 @@ func (v *volume) place(w *write) bool {
 			v.endWrite(w, reason)
 			return false
 		}
-		if !v.mayWrite(w) {
-			v.awaited, v.cramped = true, !v.roomFor(w)
-			v.changed.Broadcast() // no page joins those that were written until then
+		if cramped := !v.roomFor(w); cramped || !v.mayBeReady(w) {
+			v.ahead, v.cramped = !cramped, cramped
+			v.stir() // no page joins those that were written until there is room
 			v.await()
-			v.cramped = false
+			v.ahead, v.cramped = false, false
 			continue
 		}
 		if offset, ok := v.space.Alloc(extent); ok && (!v.pagesFull() || v.evict() > 0) {
@@ -193,10 +198,44 @@ func (v *volume) refusal() string {
 	return ReasonOff
 }
 
-// mayWrite says whether the device may write a page more: no demanded read waits, few enough are being written, and few enough wait for their record.
-// While the index log was not told of a clear, no page begins: those that began before it never count, by their sequence.
-func (v *volume) mayWrite(w *write) bool {
-	return v.reads[Demand].len() == 0 && v.writing < v.store.config.WriteInflight && v.clears == 0 && v.roomFor(w)
+// mayBeReady says whether a page more may wait for the device with its place: few do, and one at least may, however large.
+func (v *volume) mayBeReady(w *write) bool {
+	return v.ready.len() == 0 || v.ready.len() < readyPagesMax && v.readyBytes+w.bytes <= readyBytesMax
+}
+
+// launch begins the writes that are ready while the device may have more, and ends those that are not to be written any more.
+func (v *volume) launch() {
+	for v.ready.len() > 0 {
+		if reason := v.refuses(v.ready.at(0)); reason != "" {
+			v.takeBack(v.nextReady(), reason)
+		} else if v.mayWrite() {
+			v.submit(v.nextReady())
+		} else {
+			break
+		}
+	}
+	if v.ahead && v.ready.len() <= readyPagesMax/2 {
+		v.changed.Broadcast()
+	}
+}
+
+func (v *volume) nextReady() *write {
+	w := v.ready.pop()
+	v.readyBytes -= w.bytes
+	return w
+}
+
+// mayWrite says whether the device may write a page more: no demanded read waits, and few enough are being written. While the index log was not told of a
+// clear, no page begins: those that began before it never count, by their sequence.
+func (v *volume) mayWrite() bool {
+	return v.reads[Demand].len() == 0 && v.writing < v.store.config.WriteInflight && v.clears == 0
+}
+
+// stir wakes the goroutine that commits when there is something for it to do: a wake for each page would cost as much processor time as a small page does.
+func (v *volume) stir() {
+	if v.groupIsDue() || v.store.closing {
+		v.changed.Broadcast()
+	}
 }
 
 // roomFor says whether one page more may wait for its record. One that is larger than the bound waits alone.
@@ -248,7 +287,8 @@ func (v *volume) wrote(w *write, err error) {
 		v.written = append(v.written, w)
 		v.writtenBytes += w.bytes
 	}
-	v.changed.Broadcast()
+	v.launch()
+	v.stir()
 }
 
 func writeReason(err error) string {
@@ -269,6 +309,7 @@ func (v *volume) takeBack(w *write, reason string) {
 	v.space.Free(w.offset, format.ExtentBytes(w.bytes))
 	v.settle(w)
 	v.endWrite(w, reason)
+	v.changed.Broadcast() // there is room, or a volume that is full may be tried again
 }
 
 // settle takes a page off those that wait for their record.
