@@ -204,7 +204,7 @@ func (f *osFile) Allocate(bytes int64) error {
 		return err
 	}
 	if missing, free := bytes-occupied(stat), available(&s); missing > 0 && uint64(missing) > free {
-		return failed("allocate", f.path, fmt.Errorf("%w: %s more are needed, %s are free", unix.ENOSPC, gib(uint64(missing)), gib(free)))
+		return failed("allocate", f.path, fmt.Errorf("%w: %s more are needed, %s are free", unix.ENOSPC, sized(uint64(missing)), sized(free)))
 	}
 	for at := int64(0); at < bytes; at += reserveStep {
 		step := min(reserveStep, bytes-at)
@@ -299,8 +299,13 @@ func remedied(err error) error {
 	return err
 }
 
-// gib writes bytes for people.
-func gib(bytes uint64) string { return fmt.Sprintf("%.2f GiB", float64(bytes)/(1<<30)) }
+// sized writes bytes for people.
+func sized(bytes uint64) string {
+	if bytes < 1<<30 {
+		return fmt.Sprintf("%.2f MiB", float64(bytes)/(1<<20))
+	}
+	return fmt.Sprintf("%.2f GiB", float64(bytes)/(1<<30))
+}
 
 // occupied counts the kernel's blocks, which are of 512 bytes on every file system.
 func occupied(s unix.Stat_t) int64 { return s.Blocks * 512 }
