@@ -284,7 +284,7 @@ func (v *volume) order() []index.Handle {
 }
 
 // snapshot reads the pages of an order, some a hold of the mutex. A page that was dropped since is left out; one that is dropped later has its drop
-// behind the snapshot.
+// behind the snapshot. Those of a volume that is off meanwhile are in it: a restart may read them.
 func (v *volume) snapshot(order []index.Handle) iter.Seq[journal.Put] {
 	return func(yield func(journal.Put) bool) {
 		puts := make([]journal.Put, 0, min(len(order), sweepRecords))
@@ -307,11 +307,11 @@ func (v *volume) puts(handles []index.Handle, puts []journal.Put) []journal.Put 
 	defer s.mu.Unlock()
 	for _, h := range handles {
 		p, ok := v.index.Page(h)
-		if !v.readable() || !ok || p.State != index.Sealed {
+		if !ok || p.State != index.Sealed {
 			continue
 		}
 		l := s.lives[p.Namespace]
-		if l.dead {
+		if l == nil || l.dead {
 			continue
 		}
 		f := v.facts.get(h.Entry())

@@ -286,3 +286,28 @@ func TestWhatWasUnderWayWhenAVolumeFilled(t *testing.T) {
 		r.close()
 	})
 }
+
+// A volume that is off while its index log is written anew keeps its pages for the next start.
+func TestAVolumeThatGoesOffInTheMiddleOfANewIndexKeepsItsPages(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks)
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 8)...)
+		stopWriting(r, s, 8, twin.Rule{Operation: twin.Sync, Name: format.IndexName, Onward: true, Err: unix.ENOSPC})
+		disks[0].Heal()
+		gate := disks[0].Gate(twin.Open, format.IndexNewName)
+		<-time.After(retryEvery + presenceTick)
+		gate.Wait(1)
+		turnOff(r, disks[0], s, 0)
+		if state := r.store.Status()[0].State; state != "off" {
+			t.Fatalf("the volume is %s", state)
+		}
+		gate.Open()
+		synctest.Wait()
+		disks[0].Heal()
+		r = r.again()
+		r.mustRead(r.namespace(1, 0, small), numbers(failuresInARow, 8)...) // the others could not be read
+		r.close()
+	})
+}
