@@ -83,10 +83,10 @@ def opened(options: argparse.Namespace) -> Replica:
 
 
 def publish(replica: Replica, options: argparse.Namespace) -> None:
-    """Publish sets of keys until the end."""
+    """Publish sets of keys until the end; tell of each that is stored. A pool that is being populated has no room."""
     for number in itertools.count():
-        replica.publish(keys_of(options.seed, number, options.pages))
-        print(number, flush=True)
+        if replica.publish(keys_of(options.seed, number, options.pages)):
+            print(number, flush=True)
 
 
 def restore(replica: Replica, options: argparse.Namespace) -> None:

@@ -25,7 +25,8 @@ from orbitkv.errors import ConfigurationError
 from orbitkv.transfer import DIGEST_BYTES, is_verified
 from orbitkv.vllm import OrbitKVConnector, connector, engine
 from orbitkv.vllm.metrics import OrbitKVPromMetrics, OrbitKVStats
-from orbitkv.vllm.plans import WorkerHello
+from orbitkv.vllm.plans import StepPlan, WorkerHello
+from orbitkv.vllm.recovery import Restoring
 from orbitkv.vllm.tensors import engine_layers, forward_order
 from orbitkv.vllm.worker import EngineLayers
 
@@ -303,14 +304,18 @@ class Planned:
     """A scheduler side that plans one restore, and a worker's side that hears of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.plan = object()
+        self.plan = StepPlan()
         self.heard: list[tuple[Any, bool]] = []
         self.monkeypatch = monkeypatch
         self.connector = object.__new__(OrbitKVConnector)
         self.connector._requests = {}
         self.connector._instance = "this"
+        self.connector._restoring = Restoring(2)
         self.connector._scheduler = SimpleNamespace(  # type: ignore[assignment]
-            publisher=SimpleNamespace(due={}), build_plan=lambda *_: self.plan
+            publisher=SimpleNamespace(due={}),
+            build_plan=lambda *_: self.plan,
+            steps=SimpleNamespace(planned=lambda *_, **__: None),
+            clock=lambda: 0.0,
         )
 
     def worker(self, kind: type = OrbitKVConnector, instance: str = "this", world: int = 1) -> Any:
@@ -326,6 +331,21 @@ class Planned:
         fields: dict[str, Any] = {"new_block_ids_to_zero": None, "kv_cache_block_copies": None, **output}
         step = SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None, kv_connector_block_state=None, **fields)
         assert self.connector.build_connector_meta(step).plan is self.plan
+
+
+def test_requests_whose_restore_failed_are_told_to_the_scheduler_side() -> None:
+    told: list[str] = []
+    made: Any = object.__new__(OrbitKVConnector)
+    made._scheduler = SimpleNamespace(failed=told.extend, allocated=lambda *_: None)
+    made._restoring, made._pool = Restoring(2), SimpleNamespace(get_cached_block=lambda *_: None)
+    requests = {name: SimpleNamespace(request_id=name, block_hashes=[b"h"] * 3) for name in ("a", "b", "ended")}
+    made._requests = dict(requests)
+    for name, blocks in (("a", [1, 2, 3]), ("b", [4, 5, 6]), ("ended", [7, 8, 9])):
+        made.update_state_after_alloc(requests[name], SimpleNamespace(get_block_ids=lambda ids=blocks: (ids,)), 32)
+    made._restoring.plan()
+    del made._requests["ended"]
+    made.update_connector_output(SimpleNamespace(invalid_block_ids={2, 8}, kv_connector_worker_meta=None))
+    assert told == ["a"], "b's restore came, and nobody asks for the ended one again"
 
 
 @pytest.mark.parametrize(

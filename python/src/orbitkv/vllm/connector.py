@@ -27,9 +27,10 @@ from orbitkv.adapter.session import Epoch, SchedulerSession
 from orbitkv.adapter.settings import read_settings
 from orbitkv.adapter.stats import Stats
 from orbitkv.timeline import Timeline
-from orbitkv.vllm import engine
+from orbitkv.vllm import engine, recovery
 from orbitkv.vllm.metrics import OrbitKVPromMetrics, OrbitKVStats
 from orbitkv.vllm.plans import Progress, StepPlan, StepReport, WorkerHello
+from orbitkv.vllm.recovery import Restoring
 from orbitkv.vllm.scheduler import SchedulerSide
 from orbitkv.vllm.tensors import engine_layers
 from orbitkv.vllm.worker import WorkerSide
@@ -78,6 +79,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._epoch = Epoch()
         self._pool: Any = None
         self._requests: dict[str, Any] = {}
+        self._restoring = Restoring(vllm_config.max_concurrent_batches + 1)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._hello: WorkerHello | None = None
@@ -85,6 +87,8 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._unsupported = engine.unsupported(vllm_config, kv_cache_config)
         if self._unsupported and role is KVConnectorRole.SCHEDULER:
             log.warning("OrbitKV gives this engine no external hits: %s", self._unsupported)
+        if role is KVConnectorRole.SCHEDULER:
+            recovery.install()
         if role is KVConnectorRole.WORKER and not self._unsupported:
             self._place = engine.place_of_rank(vllm_config, kv_cache_config)
 
@@ -198,8 +202,12 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Begin the restore of an admitted request and follow its blocks."""
-        if self._scheduler is not None and request.request_id in self._requests:
-            self._scheduler.allocated(request.request_id, num_external_tokens, blocks.get_block_ids()[0])
+        if self._scheduler is None or request.request_id not in self._requests:
+            return
+        ids = blocks.get_block_ids()[0]
+        if num_external_tokens:
+            self._restoring.add(request, ids)
+        self._scheduler.allocated(request.request_id, num_external_tokens, ids)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Return the step's plan. A worker in this process begins its restores before the step is prepared."""
@@ -216,6 +224,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.steps.planned(
             scheduler_output.num_scheduled_tokens, requests, restores=bool(plan.restores), now=self._scheduler.clock()
         )
+        self._restoring.plan()
         worker = self._worker_here()
         if worker is not None:
             worker.begin_restores(plan, rewritten=writes_blocks_first(scheduler_output))
@@ -223,8 +232,12 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the workers' reports of a step."""
-        meta = connector_output.kv_connector_worker_meta
-        if self._scheduler is not None and meta is not None:
+        if self._scheduler is None:
+            return
+        if invalid := connector_output.invalid_block_ids:
+            failed = self._restoring.failed(self._pool, invalid)
+            self._scheduler.failed(name for name in failed if name in self._requests)
+        if (meta := connector_output.kv_connector_worker_meta) is not None:
             self._scheduler.take_report(meta.report)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002

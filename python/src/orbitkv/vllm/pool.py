@@ -26,3 +26,15 @@ class BlockPool(Protocol):
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
         """Drop a reference of each block; the first may be reused first."""
         ...
+
+
+class PrefixCache(Protocol):
+    """The same pool's blocks by the hashes that a device hit finds them by."""
+
+    def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> list[Any] | None:
+        """Return a block of each group that a device hit on the hash would get, or None."""
+        ...
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Let no later request hit these blocks; references stay."""
+        ...

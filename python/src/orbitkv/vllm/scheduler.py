@@ -6,7 +6,8 @@ the Cache Manager belongs to the link's thread; this side only reads it. The ord
     get_num_new_matched_tokens   `matched_tokens`   ask, hold the lease, promise
     update_state_after_alloc     `allocated`        write begin
     build_connector_meta         `build_plan`       take answers of reserves, ask for more, hand the work to the workers
-    update_connector_output      `take_report`      give block references back
+    update_connector_output      `failed`           restore nothing more for requests whose restore failed
+                                 `take_report`      give block references back
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +63,7 @@ class SchedulerSide:
     breaker: Breaker = field(default_factory=Breaker)
     _restores: list[tuple[SchedulerSession, RestorePlan]] = field(default_factory=list)
     _lost: list[int] = field(default_factory=list)
+    _failed: set[str] = field(default_factory=set)  # requests whose restore failed: they compute everything
     # When the timeline's requests that have not computed yet were queued, in seconds of the clock.
     _unused: dict[str, float] = field(default_factory=dict)
 
@@ -96,7 +98,7 @@ class SchedulerSide:
         full = min(progress.tokens // self.geometry.page_tokens, len(progress.hashes))
         restorable = self._restorable(progress.tokens) - local
         session = self._usable()
-        if session is None or restorable <= 0:
+        if session is None or restorable <= 0 or progress.request in self._failed:
             self.lookups.drop(progress.request)
             return 0
         hashes = progress.hashes
@@ -156,9 +158,14 @@ class SchedulerSide:
         for loan, (ranks, result) in report.golden.items():
             self.golden.result(loan, ranks, result)
 
+    def failed(self, requests: Iterable[str]) -> None:
+        """Promise nothing more to requests whose restore failed; they compute everything that the device lacks."""
+        self._failed.update(requests)
+
     def finished(self, progress: Progress) -> None:
         """Let go of a request that ended or was aborted; its last full pages are published in later steps."""
         self.lookups.finish(progress.request)
+        self._failed.discard(progress.request)
         self.publisher.finish(progress, self.epoch.value)
         self._unused.pop(progress.request, None)
 

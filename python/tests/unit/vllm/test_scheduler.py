@@ -72,6 +72,16 @@ def test_a_promise_that_nobody_made_loses_every_block(rig: Rig) -> None:
     assert rig.side.build_plan([], {}, []).lost == [11, 12, 13, 14]
 
 
+def test_a_request_whose_restore_failed_is_promised_nothing_more(rig: Rig) -> None:
+    restore(rig)
+    rig.side.failed(["a"])
+    rig.client.script = [(State.READY, 3)] * 2
+    assert rig.match("a", 1000) == 0
+    assert rig.match("b", 1000) == 3 * PAGE
+    rig.side.finished(rig.progress("a", 1000))
+    assert rig.match("a", 1000) == 3 * PAGE, "another request may have its name"
+
+
 def test_a_begun_restore_leaves_although_the_channel_closed_since(rig: Rig) -> None:
     restore(rig)
     rig.client.alive = False
