@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -128,6 +129,17 @@ func TestGPURows(t *testing.T) {
 	want := record.GPU{Name: "NVIDIA H20", MemoryMiB: 97871, Driver: "580.1", PCIe: "gen 5 x16", SMClock: "1980", PowerCap: "500.00", OtherUses: 2}
 	if len(got) != 2 || got[0] != want || got[1].Name != "vGPU" || got[1].MemoryMiB != 0 {
 		t.Errorf("the GPUs are %+v", got)
+	}
+}
+
+func TestVisibleGPUs(t *testing.T) {
+	rows := [][]string{{"GPU-1a"}, {"GPU-1b"}, {"GPU-2"}}
+	for names, want := range map[string][][]string{
+		"": rows, "1": rows[1:2], "2,0": {rows[2], rows[0]}, "GPU-2": rows[2:], " GPU-1b , 0": {rows[1], rows[0]}, "MIG-1": rows, "7": rows, "-1": rows,
+	} {
+		if got := visible(rows, names); !reflect.DeepEqual(got, want) {
+			t.Errorf("%q leaves %v; want %v", names, got, want)
+		}
 	}
 }
 

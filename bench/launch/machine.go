@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -94,7 +95,7 @@ func onlineProcessors(root fs.FS) int {
 	return n
 }
 
-// gpus asks nvidia-smi; without it, there are none.
+// gpus asks nvidia-smi for the devices that CUDA_VISIBLE_DEVICES leaves to the engines; without it, there are none.
 func gpus(ctx context.Context) []record.GPU {
 	const fields = "uuid,name,memory.total,driver_version,pcie.link.gen.current,pcie.link.width.current,clocks.max.sm,power.limit"
 	rows, err := smi(ctx, "--query-gpu="+fields)
@@ -107,7 +108,25 @@ func gpus(ctx context.Context) []record.GPU {
 			uses[p[0]]++
 		}
 	}
-	return gpuRows(rows, uses)
+	return gpuRows(visible(rows, os.Getenv("CUDA_VISIBLE_DEVICES")), uses)
+}
+
+// visible keeps the rows of GPUs that are named by their index or by the beginning of their UUID, in that order. All of them where nothing is named,
+// and where a name is of no row (a part of a device, say): then it is better to know of too many.
+func visible(rows [][]string, names string) [][]string {
+	var kept [][]string
+	for name := range strings.SplitSeq(names, ",") {
+		name = strings.TrimSpace(name)
+		at := slices.IndexFunc(rows, func(r []string) bool { return name != "" && len(r) > 0 && strings.HasPrefix(r[0], name) })
+		if i, err := strconv.Atoi(name); err == nil && i >= 0 && i < len(rows) {
+			at = i
+		}
+		if at < 0 {
+			return rows
+		}
+		kept = append(kept, rows[at])
+	}
+	return kept
 }
 
 // gpuRows turns nvidia-smi's answer into GPUs; a row with another number of fields is no GPU.
