@@ -12,7 +12,7 @@ from python.tests.engine.ssd_rig import PAGE_BYTES, figure, put_away, serve, sta
 
 from harness import ssd as tier
 from harness.base import words
-from harness.engine import Completion, Engine, EngineConfig
+from harness.engine import Engine, EngineConfig
 from harness.manager import eventually
 from harness.rig import PAGE_TOKENS, Counted, Rig, pages_below_last_token
 from harness.ssd import STALLING, Volume
@@ -56,22 +56,20 @@ def measured(rig: Rig, config: EngineConfig, volume: Volume, fault: str = "") ->
     return engine
 
 
-def ask_stored(rig: Rig, engine: Engine, volume: Volume | None = None) -> tuple[Completion, Counted]:
-    """Ask for a prompt whose pages lie on the SSD alone, stalled first if a volume is given."""
+def ask_stored(rig: Rig, engine: Engine) -> Counted:
+    """Ask for a prompt whose pages lie on the SSD alone; return where its tokens came from."""
     prompt = words(next(SEEDS), TOKENS)
     hit = put_away(rig, engine, prompt)
-    if volume is not None:
-        volume.stall()
     answer, counts = rig.ask(engine, prompt)
     assert answer.tokens == hit.tokens
-    return answer, counts
+    return counts
 
 
 def wait_out(rig: Rig, engine: Engine) -> None:
     """Ask for stored prompts until a request waits for all its pages: a disk that others use may halt at any time."""
     for _ in range(TRIES):
         waits = len(staged(engine))
-        _, counts = ask_stored(rig, engine)
+        counts = ask_stored(rig, engine)
         (wait,) = staged(engine)[waits:]
         if not wait["stopped"]:
             assert (wait["pages"], counts.external) == (TOKENS // PAGE_TOKENS, PAGES * PAGE_TOKENS)
@@ -91,7 +89,7 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(rig: Rig, config: EngineConfi
     ask_stored(rig, engine)
     eventually(lambda: tier.read(rig.manager) > 0, "a page was read")
     waits, before = len(staged(engine)), figure(engine, "prefetch_outpaced_total")
-    _, counts = ask_stored(rig, engine)
+    counts = ask_stored(rig, engine)
     assert counts.external < PAGES * PAGE_TOKENS
     (wait,) = staged(engine)[waits:]
     assert (wait["pages"], wait["stopped"], wait["outpaced"]) == (counts.external // PAGE_TOKENS, True, True)
@@ -105,12 +103,15 @@ def test_a_disk_that_hangs_costs_no_request_its_patience_and_is_used_when_it_ans
     """Requests go on once the oldest read is older than computing takes, ten minutes before their patience ends."""
     engine = measured(rig, config, volume, STALLING)
     wait_out(rig, engine)
-    for _ in range(3):
+    prompts = [words(next(SEEDS), TOKENS) for _ in range(3)]
+    hits = [put_away(rig, engine, prompt) for prompt in prompts]
+    volume.stall()
+    for prompt, hit in zip(prompts, hits, strict=True):
         waits = len(staged(engine))
-        _, counts = ask_stored(rig, engine, volume)
-        assert counts.external == 0
+        answer, counts = rig.ask(engine, prompt)
+        assert (answer.tokens, counts.external) == (hit.tokens, 0)
         assert rig.stats()["reading_pages"] > 0, "what was begun is read to its end"
-        assert all(wait["stopped"] for wait in staged(engine)[waits:]), "none, once the disk is passed by"
+        assert all(wait["stopped"] for wait in staged(engine)[waits:]), "there is none once the disk is passed by"
     volume.resume()
     eventually(lambda: rig.stats()["reading_pages"] == 0, "the disk answers again")
     wait_out(rig, engine)
