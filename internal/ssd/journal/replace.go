@@ -47,10 +47,13 @@ func (j *Journal) replace(records iter.Seq[format.Record]) error {
 
 // writeLog writes a whole log and makes it durable.
 func (j *Journal) writeLog(file vfs.File, generation uint64, records iter.Seq[format.Record]) (count uint64, err error) {
+	if err := file.Allocate(format.LogHeaderBytes); err != nil { // as in appendPending
+		return 0, err
+	}
 	buffer := make([]byte, 0, writeBytes)
 	flush := func() error {
 		at := logBytes(count) - int64(len(buffer))
-		if err := file.Allocate(logBytes(count)); err != nil { // as in appendPending
+		if err := file.Allocate(logBytes(count)); err != nil {
 			return err
 		}
 		err := file.WriteAt([][]byte{buffer}, at)
@@ -69,7 +72,7 @@ func (j *Journal) writeLog(file vfs.File, generation uint64, records iter.Seq[fo
 			}
 		}
 	}
-	if len(buffer) > 0 || count == 0 {
+	if len(buffer) > 0 {
 		if err := flush(); err != nil {
 			return 0, err
 		}

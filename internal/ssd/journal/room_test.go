@@ -174,7 +174,7 @@ func TestNoWriteGrowsALog(t *testing.T) {
 		j.Clear()
 		commit(t, j)
 	}
-	if writes < 30 {
+	if writes < 25 {
 		t.Errorf("only %d writes", writes)
 	}
 }

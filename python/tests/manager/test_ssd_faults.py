@@ -92,7 +92,7 @@ def read_only(manager: ManagerProcess, replica: Replica, text: str) -> int:
     [
         ("payload:write-enospc-after=12mb", "no space left"),
         ("index:write-eio=3", "input/output error"),
-        ("index:write-enospc-after=16kb", "no space left"),
+        ("index:write-enospc-after=64kb", "no space left"),
     ],
 )
 def test_a_folder_that_takes_no_writes_is_read(start_manager: Start, volume: Volume, fault: str, text: str) -> None:
