@@ -14,9 +14,14 @@ import (
 
 const benchFileBytes = 1 << 30
 
-// BenchmarkEngines compares the engines on the disk of the temporary folder (TMPDIR): MB/s, and seconds of processor time for each GB moved.
+// BenchmarkEngines compares the engines on the disk of the temporary folder (TMPDIR): MB/s, and seconds of processor time for each GB moved. Memory in huge
+// pages takes 32 reserved ones (vm.nr_hugepages).
 func BenchmarkEngines(b *testing.B) {
-	memory := mapShared(b, 64<<20)
+	memory, err := mapShared(b, 64<<20, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	huge, noHuge := mapShared(b, 64<<20, unix.MFD_HUGETLB)
 	f := openDirect(b, 1)
 	if err := layFile(f, memory); err != nil {
 		b.Fatal(err)
@@ -24,18 +29,24 @@ func BenchmarkEngines(b *testing.B) {
 	for _, write := range []bool{false, true} {
 		for _, shape := range []struct{ bytes, depth int }{{64 << 10, 32}, {256 << 10, 16}, {9 << 20, 4}} {
 			for _, engine := range []struct {
-				name string
-				make func() Engine
+				name   string
+				memory []byte
+				make   func() Engine
 			}{
-				{"pool", func() Engine { return NewPool(shape.depth) }},
-				{"uring", func() Engine { return newTestRing(b, RingConfig{Depth: shape.depth}) }},
-				{"uring registered", func() Engine { return newTestRing(b, RingConfig{Depth: shape.depth, Memory: [][]byte{memory}}) }},
+				{"pool", memory, func() Engine { return NewPool(shape.depth) }},
+				{"pool, huge pages", huge, func() Engine { return NewPool(shape.depth) }},
+				{"uring", memory, func() Engine { return newTestRing(b, RingConfig{Depth: shape.depth}) }},
+				{"uring registered", memory, func() Engine { return newTestRing(b, RingConfig{Depth: shape.depth, Memory: [][]byte{memory}}) }},
+				{"uring registered, huge pages", huge, func() Engine { return newTestRing(b, RingConfig{Depth: shape.depth, Memory: [][]byte{huge}}) }},
 			} {
 				name := map[bool]string{false: "read", true: "write"}[write]
 				b.Run(fmt.Sprintf("%s %d KiB x%d/%s", name, shape.bytes>>10, shape.depth, engine.name), func(b *testing.B) {
+					if engine.memory == nil {
+						b.Skipf("needs 64 MiB of reserved huge pages: %v", noHuge)
+					}
 					e := engine.make()
 					defer e.Close()
-					moveAtRandom(b, e, &Transfer{File: f, Write: write}, memory, shape.bytes, shape.depth)
+					moveAtRandom(b, e, &Transfer{File: f, Write: write}, engine.memory, shape.bytes, shape.depth)
 				})
 			}
 		}
@@ -79,25 +90,26 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// mapShared maps memory as an arena is: shared, of a memfd, and populated.
-func mapShared(b *testing.B, bytes int) []byte {
-	descriptor, err := unix.MemfdCreate("orbitkv-bench", unix.MFD_CLOEXEC)
+// mapShared maps memory as an arena is: shared, of a memfd, and populated. The flags are those of the memfd.
+func mapShared(b *testing.B, bytes, flags int) ([]byte, error) {
+	descriptor, err := unix.MemfdCreate("orbitkv-bench", unix.MFD_CLOEXEC|flags)
 	if err != nil {
-		b.Fatal(err)
+		return nil, err
 	}
-	if err := unix.Ftruncate(descriptor, int64(bytes)); err != nil {
-		b.Fatal(err)
+	err = unix.Ftruncate(descriptor, int64(bytes))
+	var view []byte
+	if err == nil {
+		view, err = unix.Mmap(descriptor, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 	}
-	view, err := unix.Mmap(descriptor, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err = errors.Join(err, unix.Close(descriptor)); err != nil {
-		b.Fatal(err)
+		return nil, err
 	}
 	b.Cleanup(func() {
 		if err := unix.Munmap(view); err != nil {
 			b.Error(err)
 		}
 	})
-	return view
+	return view, nil
 }
 
 // layFile writes every block of the file once: one that was only reserved would be read without the disk.
