@@ -9,8 +9,8 @@
 //
 // Concurrency: one mutex guards everything, held shortly and never during I/O. Calls on the request path (Namespace, DropNamespace, Clear, Stored,
 // Wanted, ReadRoom, Demanded, Read, Write) do not block; Done comes from a goroutine of the store that holds no lock. A volume has two goroutines of its
-// own, one that fills it and one that commits; digests of reads are computed by a few that all volumes share. The store calls nobody else's lock
-// with its own held.
+// own: one gives pages digest and space, some ahead, so that the end of one transfer begins the next; the other commits. Digests of reads are computed by
+// a few that all volumes share. The store calls nobody else's lock with its own held.
 package ssd
 
 import (
