@@ -34,7 +34,7 @@ func serveCommand() *cobra.Command {
 			for _, name := range config.UnknownVariables(os.Environ()) {
 				log.Warn("nothing reads this variable: look for its right name in docs/reference/configuration.md, or unset it", "variable", name)
 			}
-			return daemon.Run(ctx, daemon.Options{Config: cfg, Version: versionText(), Log: log})
+			return daemon.Run(ctx, daemon.Options{Config: cfg, Version: versionText(), Log: log, Timeline: lines})
 		},
 	}
 	addFlags(cmd, allFlags...)

@@ -62,6 +62,7 @@ type Config struct {
 	ProtectedPercent    uint64           // of the pool, for pages that queries found resident; zero protects none
 	LFUAdmission        bool             // a page that is used less than its victim is not published
 	Scrub               bool             // digests and writers of pages are kept for ScrubNext
+	Trace               func(Milestone)  // is told what queries that read from the tier reach; it neither waits nor calls the cache; nil for none
 }
 
 func (cfg Config) withDefaults() Config {

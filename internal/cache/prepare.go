@@ -3,6 +3,7 @@ package cache
 import (
 	"math"
 	"slices"
+	"time"
 
 	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
@@ -28,6 +29,7 @@ type preparation struct {
 	next    int        // first position that is neither held nor being read
 	reads   int        // positions that are being read
 	awaited int        // positions that were ever read
+	since   time.Time
 	old     int        // reads that run under its charge and whose pages it gave up
 	owing   bool       // it keeps the permit of its query
 	owes    *session   // whose table the permit counts in, if any
@@ -68,7 +70,7 @@ func (c *Cache) joinable(h index.Handle) bool {
 // prepare begins to bring pages of a query into the pool. The resident ones are held at once (I1): the leading ones are known already.
 func (c *Cache) prepare(op *operation, leading []index.Handle, pages int) {
 	operationMachine.To(&op.state, operationPreparing)
-	p := &preparation{charge: charge{instance: op.instance, phase: phasePreparing}, op: op, slots: make([]slot, pages)}
+	p := &preparation{charge: charge{instance: op.instance, phase: phasePreparing}, op: op, slots: make([]slot, pages), since: c.now}
 	op.preparation = p
 	op.instance.preparations++
 	c.preparations = append(c.preparations, p)
@@ -227,6 +229,9 @@ func (c *Cache) await(p *preparation, at int, r *read) {
 	p.reads++
 	p.awaited++
 	r.wanted = append(r.wanted, interest{p, at})
+	if p.awaited == 1 {
+		c.traceReadStart(p)
+	}
 }
 
 // cut gives up the pages from a position on. What is held, was never read or is paid for by another is uncharged at once, what is being read with the end
@@ -314,6 +319,7 @@ func (c *Cache) finish(p *preparation) {
 		pages[i], slow[i] = p.slots[i].page, p.slots[i].slow
 	}
 	c.uncharge(&p.charge, uint64(len(pages))*op.namespace.geometry.pageBytes)
+	c.traceHostReady(p)
 	p.op, p.slots = nil, nil
 	c.conclude(op, pages, slow)
 	c.drain(p)

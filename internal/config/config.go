@@ -35,6 +35,7 @@ type Config struct {
 	ProtectedPercent    uint64
 	LFUAdmission        bool
 	PoolScrubRate       uint64 // bytes/s, zero for none
+	TraceTransfers      bool
 	SSD                 SSD
 }
 
@@ -84,6 +85,7 @@ func Read(flags, environment Source, defaultPoolBytes uint64) (Config, error) {
 	cfg.HTTPAddress = r.address(r.bool(FlagHTTPRemote))
 	cfg.AdminTokenFile, cfg.TokenFileNamed = r.tokenFile(cfg.Socket)
 	cfg.LogLevel = r.level()
+	cfg.TraceTransfers = r.bool(FlagTrace)
 	r.readTiers(&cfg)
 	if r.err == nil && cfg.QueryBudgetBytes > cfg.PoolBytes {
 		r.err = fmt.Errorf("--%s of %s is over --%s of %s: lower the first or raise the second",

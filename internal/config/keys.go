@@ -56,6 +56,7 @@ const (
 	FlagSSDWritePolicy = "ssd-write-policy"
 	FlagSSDScrub       = "ssd-scrub-rate"
 	FlagSSDFaults      = "ssd-fault-injection"
+	FlagTrace          = "trace-transfers"
 )
 
 // The words of keys that take one of a few.
@@ -215,8 +216,8 @@ var Keys = []Key{
 		Meaning: "Damage that a test asks for on purpose; empty for none. Never set it in service.",
 	},
 	{
-		Environment: "ORBITKV_TRACE_TRANSFERS", Side: Adapter, Unit: "switch", Default: "0",
-		Meaning: "1 writes a `cache_timeline` line into the engine's log for every stage of a request.",
+		Flag: FlagTrace, Environment: "ORBITKV_TRACE_TRANSFERS", Side: Both, Unit: "switch", Default: "0",
+		Meaning: "1 writes a `cache_timeline` line for every stage of a request, the engine into its log and the Manager into its own. `orbitkv trace` reads both.",
 	},
 	{
 		Environment: "ORBITKV_MODEL_FINGERPRINT", Side: Adapter, Default: "",

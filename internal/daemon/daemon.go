@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -30,9 +31,10 @@ const clearWait = 30 * time.Second
 
 // Options is what a Manager runs with.
 type Options struct {
-	Config  config.Config
-	Version string
-	Log     *slog.Logger
+	Config   config.Config
+	Version  string
+	Log      *slog.Logger
+	Timeline io.Writer // takes the lines of Config.TraceTransfers; its Write never waits
 }
 
 // Manager is one running Cache Manager.
@@ -125,6 +127,9 @@ func (m *Manager) start() (err error) {
 func (m *Manager) startCache() (err error) {
 	cfg := m.options.Config
 	of := cacheConfig(cfg, m.pool)
+	if cfg.TraceTransfers {
+		of.Trace = newTimeline(m.options.Timeline, m.options.Version).record
+	}
 	if of.Scrub || len(cfg.SSD.Paths) > 0 {
 		if m.views, err = m.pool.Map(); err != nil {
 			return err
