@@ -199,7 +199,7 @@ def count_restores(lines: Iterator[str] | Sequence[str]) -> tuple[int, int]:
     submitted: dict[str, list[bool]] = {}
     for line in lines:
         record = parse(line)
-        if record is None:
+        if record is None or "request_id" not in record:
             continue
         hooked = submitted.setdefault(str(record["request_id"]), [])
         if record["stage"] == Stage.RESTORE_SUBMIT.value:

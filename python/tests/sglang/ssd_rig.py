@@ -29,6 +29,6 @@ def put_away(rig: SglangRig, engine: SglangEngine, prompt: list[int]) -> Generat
 
 
 def staged(engine: SglangEngine) -> list[dict[str, object]]:
-    """Return what the timeline says of waits for the slower tier; SGLang's own logging writes each record once more."""
+    """Return what the timeline says of waits for the slower tier."""
     records = [parse(line) for line in engine.log.read_text(errors="replace").splitlines()]
-    return list({each["monotonic_ns"]: each for each in records if each and each["stage"] == "staged"}.values())
+    return [each for each in records if each and each["stage"] == "staged"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from python.tests.unit.vllm.conftest import PAGE, Rig, make_rig
 
@@ -182,9 +180,10 @@ def test_news_are_fetched_in_the_pass_that_sees_the_notice() -> None:
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "stopped"])
 def test_the_timeline_says_what_a_request_waited_for_the_slower_tier(
-    rig: Rig, caplog: pytest.LogCaptureFixture, ready: bool
+    rig: Rig, timeline_lines: list[str], ready: bool
 ) -> None:
     rig.side.lookups.timeline = Timeline("test", enabled=True)
+    timeline_lines.clear()
     rig.client.script = [(State.PREPARING, 0)]
     assert rig.match("a", 1000) is None
     query = rig.client.queries[0]
@@ -193,9 +192,8 @@ def test_the_timeline_says_what_a_request_waited_for_the_slower_tier(
         query.answer(State.READY, 7)
     else:
         query.at_stop = (State.READY, 3)
-    with caplog.at_level(logging.INFO, logger="orbitkv.timeline"):
-        rig.match("a", 1000)
-    (record,) = [record for line in caplog.messages if (record := parse(line)) is not None]
+    rig.match("a", 1000)
+    (record,) = [record for line in timeline_lines if (record := parse(line)) is not None]
     assert (record["stage"], record["request_id"]) == ("staged", "a")
     told = (record["elapsed_us"], record["pages"], record["stopped"])
     assert told == ((500_000, 7, False) if ready else (1_500_000, 3, True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 
 import numpy as np
@@ -552,16 +551,15 @@ def test_no_block_is_lost_or_given_back_twice_in_random_orders(seed: int) -> Non
     assert rig.side.publisher.held == 0
 
 
-def test_the_first_use_of_a_request_says_how_long_it_took(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_use_of_a_request_says_how_long_it_took(rig: Rig, timeline_lines: list[str]) -> None:
     rig.side.timeline = Timeline("test", True)
-    with caplog.at_level(logging.INFO, "orbitkv.timeline"):
-        rig.side.queued("a")
-        rig.side.queued("b")
-        rig.clock.now += 0.25
-        rig.side.finished(rig.progress("b", 1000))
-        for computed in (0, 1000):
-            rig.step("a", 1001, computed)
-            rig.step("b", 1001, computed)
-    records = [record for line in caplog.messages if (record := parse(line)) is not None]
+    rig.side.queued("a")
+    rig.side.queued("b")
+    rig.clock.now += 0.25
+    rig.side.finished(rig.progress("b", 1000))
+    for computed in (0, 1000):
+        rig.step("a", 1001, computed)
+        rig.step("b", 1001, computed)
+    records = [record for line in timeline_lines if (record := parse(line)) is not None]
     uses = [(r["request_id"], r["elapsed_us"]) for r in records if r["stage"] == "first_use"]
     assert uses == [("a", 250_000)]
