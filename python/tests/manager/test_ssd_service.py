@@ -299,6 +299,24 @@ def test_a_lost_index_is_made_anew_from_the_pages(
         assert replica.restore(KEYS, expect=PAGES) == PAGES
 
 
+def test_an_index_that_is_made_anew_brings_back_nothing_that_was_cleared(
+    start: Start, orbitkv_binary: Path, volume: Volume
+) -> None:
+    manager = start()
+    fill(manager)
+    manager.verb("/cache/clear")
+    later = oracle.prefix(2, PAGES)
+    fill(manager, later)
+    manager.kill()
+    (volume.folder / "index").unlink()
+    done = run(orbitkv_binary, "verify", "--ssd-cache-path", volume.folder, "--rebuild-index")
+    assert done.returncode == 0, done.stderr
+    again = start()
+    with Replica(again.socket, "one") as replica:
+        assert replica.restore(KEYS) == 0
+        assert replica.restore(later, expect=PAGES) == PAGES
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
