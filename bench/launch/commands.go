@@ -175,6 +175,9 @@ func sglangBackend(s *Spec, at layout, files map[string]string) []string {
 	return nil
 }
 
+// traceVariable has engine and Manager write their timelines.
+const traceVariable = "ORBITKV_TRACE_TRANSFERS"
+
 // addBackendEnvironment sets what an engine reads from its environment rather than from its command line.
 func addBackendEnvironment(to map[string]string, s *Spec, at layout) {
 	o := &s.Options
@@ -188,7 +191,7 @@ func addBackendEnvironment(to map[string]string, s *Spec, at layout) {
 			to["ORBITKV_TRANSFER_BACKEND"] = o.TransferBackend
 		}
 		if o.TraceTransfers {
-			to["ORBITKV_TRACE_TRANSFERS"] = "1"
+			to[traceVariable] = "1"
 		}
 	case record.FlexKV:
 		to["FLEXKV_CPU_CACHE_GB"] = wholeGiB(s)
@@ -204,8 +207,12 @@ func managerProcess(s *Spec, at layout) process {
 		s.Manager, "serve", "--socket", at.socket(), "--pool-size", strconv.FormatInt(hostBytes(s), 10),
 		"--http-addr", "127.0.0.1:" + strconv.Itoa(at.service),
 	}
+	environment := map[string]string{}
+	if s.Options.TraceTransfers {
+		environment[traceVariable] = "1"
+	}
 	return process{
-		part: record.PartManager, command: append(line, managerOptions(s)...), environment: map[string]string{}, port: at.service, health: "/status", judge: populated,
+		part: record.PartManager, command: append(line, managerOptions(s)...), environment: environment, port: at.service, health: "/status", judge: populated,
 	}
 }
 

@@ -132,13 +132,13 @@ func TestWaterfalls(t *testing.T) {
 		t.Fatalf("%d waterfalls, %d unplaced: %v", len(found), unplaced, found)
 	}
 	for _, w := range found {
-		if len(w.events) != 2 || w.events[0].at > w.events[1].at || w.events[1].at-w.events[0].at > 1000 {
-			t.Errorf("%s has %v", w.process, w.events)
+		if len(w.lane.Events) != 2 || w.lane.Span() < 0 || w.lane.Span() > 1000 {
+			t.Errorf("%s has %v", w.process(), w.lane.Events)
 		}
 	}
 	again := event0("queued", "a", 1, 50)
 	again["attempt"] = float64(2)
-	if found, _ = waterfalls(append(records, again)); len(found) != 2 || len(found[0].events) != 2 {
+	if found, _ = waterfalls(append(records, again)); len(found) != 2 || len(found[0].lane.Events) != 2 {
 		t.Errorf("a process id of another start joined the first: %v", found)
 	}
 	var many []map[string]any

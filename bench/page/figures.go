@@ -205,9 +205,9 @@ func waterfallPart(run *record.Run) (part, error) {
 	case len(run.Timeline) == 0:
 		out.Text = []string{"The run did not trace transfers (--trace-transfers), so there is no timeline."}
 	case len(found) == 0:
-		out.Text = []string{"No request has two records of one process, so there is no timeline."}
+		out.Text = []string{"No request has two records by one clock, so there is no timeline."}
 	default:
-		out.Text = []string{fmt.Sprintf("Times compare inside one process only, so each drawing is of one process. Of each process, up to %d requests with the most stages are drawn, of %d processes at most.",
+		out.Text = []string{fmt.Sprintf("Times compare by one clock only, so each drawing is of one. Of each, up to %d requests with the most stages are drawn, of %d clocks at most.",
 			waterfallsMax, processesMax)}
 	}
 	if unplaced > 0 {
@@ -218,7 +218,7 @@ func waterfallPart(run *record.Run) (part, error) {
 		if err != nil {
 			return part{}, err
 		}
-		out.Figures = append(out.Figures, figure{svg, []string{fmt.Sprintf("Request %s in %s: n=1, %s.", oneLine(w.request), oneLine(w.process), counted(len(w.events), "record"))}})
+		out.Figures = append(out.Figures, figure{svg, []string{fmt.Sprintf("Request %s in %s: n=1, %s.", oneLine(w.request.ID), oneLine(w.process()), counted(len(w.lane.Events), "record"))}})
 	}
 	return out, nil
 }

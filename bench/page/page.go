@@ -18,6 +18,7 @@ func Write(w io.Writer, run *record.Run, s *report.Summary) error {
 		return err
 	}
 	v := view{
+		Kind:     "OrbitKV measurement",
 		Title:    oneLine(engineName(s.Engine) + " · " + words(s.Workload)),
 		Facts:    topFacts(run, s),
 		Findings: findings(s),

@@ -11,6 +11,7 @@ import (
 
 // view is what the template shows. Its strings are texts; only SVG and Style are markup, and both come from this package.
 type view struct {
+	Kind     string // what the page is
 	Title    string
 	Facts    []string
 	Findings []finding

@@ -10,23 +10,28 @@ import (
 	"os"
 
 	"orbitkv/bench/record"
+	"orbitkv/internal/trace"
 )
 
-// Bounds of what is taken out of a log.
-const (
-	timelineLineMax = 64 << 10
-	timelineMax     = 200_000 // records of one start
-)
+// timelineMax bounds what is taken out of one log of one start, in records.
+const timelineMax = 200_000
 
-var timelineMark = []byte("cache_timeline ")
-
-// timeline takes the transfers' records out of the engine's log of this start. They are kept with the backend, pass and attempt, because their times
-// compare inside one process only.
+// timeline takes the transfers' records out of the logs of this start. They are kept with the backend, pass and attempt, because their times compare
+// inside one start only.
 func (s *stage) timeline() error {
 	if !s.ask.TraceTransfers || s.backend != record.OrbitKV {
 		return nil
 	}
-	file, err := os.Open(s.logs(record.PartEngine))
+	for _, part := range []string{record.PartEngine, record.PartManager} {
+		if err := s.timelineOf(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *stage) timelineOf(part string) error {
+	file, err := os.Open(s.logs(part))
 	if err != nil {
 		return fmt.Errorf("reading the timeline: %w", err)
 	}
@@ -36,13 +41,13 @@ func (s *stage) timeline() error {
 		return err
 	}
 	return s.dir.Update(func(m *record.Manifest) {
-		m.Notes = append(m.Notes, fmt.Sprintf("%s, pass %d, attempt %d: the log has more than the %d timeline records that are kept", s.backend, s.pass, s.dir.Attempt(), timelineMax))
+		m.Notes = append(m.Notes, fmt.Sprintf("%s, pass %d, attempt %d: the log of the %s has more than the %d timeline records that are kept", s.backend, s.pass, s.dir.Attempt(), part, timelineMax))
 	})
 }
 
 // takeTimeline keeps the records of a log, as many as the bound, and says whether there are more.
 func (s *stage) takeTimeline(log io.Reader, most int) (more bool, err error) {
-	in := bufio.NewReaderSize(log, timelineLineMax)
+	in := bufio.NewReaderSize(log, trace.LineBytesMax)
 	for kept := 0; ; {
 		line, err := in.ReadSlice('\n')
 		switch {
@@ -70,7 +75,7 @@ func (s *stage) takeTimeline(log io.Reader, most int) (more bool, err error) {
 
 // timelineRecord returns the record that a line of a log carries; nil for other lines, and for a record that another line runs into.
 func timelineRecord(line []byte) map[string]any {
-	_, text, found := bytes.Cut(line, timelineMark)
+	text, found := trace.Cut(line)
 	if !found {
 		return nil
 	}

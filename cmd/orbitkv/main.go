@@ -38,6 +38,6 @@ func root() *cobra.Command {
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w: `%s --help` lists the flags", err, cmd.CommandPath())
 	})
-	cmd.AddCommand(serveCommand(), statusCommand(), verifyCommand(), doctorCommand(), benchCommand(), versionCommand(), guardCommand())
+	cmd.AddCommand(serveCommand(), statusCommand(), verifyCommand(), doctorCommand(), benchCommand(), traceCommand(), versionCommand(), guardCommand())
 	return cmd
 }
