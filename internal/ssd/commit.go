@@ -72,8 +72,7 @@ func (v *volume) groupIsDue() bool {
 		return false
 	}
 	config := &v.store.config
-	coming := v.ready.len() > 0 || (v.filling || v.waiting.len() > 0) && !v.cramped
-	joining := v.writing > 0 || coming && v.reads[Demand].len() == 0
+	joining := v.writing > 0 || (v.filling || v.waiting.len() > 0) && v.reads[Demand].len() == 0 && !v.cramped
 	return !joining || v.writtenBytes >= min(BatchBytes, config.HeldBytesMax/2) || len(v.written) >= groupPagesMax ||
 		config.Now().Sub(v.writtenSince) >= groupWait
 }
