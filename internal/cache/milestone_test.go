@@ -57,3 +57,12 @@ func TestAQueryThatReadsNothingOrIsGivenUpTellsNoAnswer(t *testing.T) {
 		t.Fatalf("%+v, told %+v", resident, *told)
 	}
 }
+
+func TestAQueryWhoseFirstReadIsRefusedTellsNothing(t *testing.T) {
+	r, b, e, told := traced(t, 4)
+	r.publish(e, keysOf(0, 2))
+	b.refuses = true
+	if got := r.query(e, keysOf(0, 4)); got.Pages != 2 || len(*told) != 0 {
+		t.Fatalf("%+v, told %+v", got, *told)
+	}
+}

@@ -32,7 +32,7 @@ class ManagerProcess:
         folder.mkdir(parents=True, exist_ok=True)
         self.socket = str(folder / "orbitkv.sock")
         self.port = free_port()
-        self._log = folder / "manager.log"
+        self.log = folder / "manager.log"
         self._command = [str(binary), "serve", "--socket", self.socket, "--pool-size", pool]
         self._command += ["--http-addr", f"127.0.0.1:{self.port}", *options]
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,7 +45,7 @@ class ManagerProcess:
 
     def start(self) -> ManagerProcess:
         """Start it and return when it lends memory; on failure nothing is left running."""
-        with self._log.open("ab") as out:
+        with self.log.open("ab") as out:
             # A session of its own: an interrupt at the terminal is the starter's, which stops the Manager in order.
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -142,7 +142,7 @@ class ManagerProcess:
 
     def log_tail(self) -> str:
         """Return the end of its log."""
-        text = self._log.read_bytes() if self._log.exists() else b""
+        text = self.log.read_bytes() if self.log.exists() else b""
         return text[-LOG_TAIL_BYTES:].decode(errors="replace")
 
 
