@@ -14,7 +14,7 @@ PAGE_BYTES = 4 * PAGE_TOKENS * 2 * 2 * 64 * 4  # layers, tokens, K and V, heads,
 def serve(rig: Rig, config: EngineConfig, volume: Volume, fault: str = "", pool: str = "256mib") -> Engine:
     """Start a Manager on the folder and return the engine once it uses it, with nothing on the device."""
     rig.gate.open()
-    rig.serve(pool, *volume.options(fault))
+    rig.serve(pool, *volume.options(fault), "--trace-transfers")
     engine = rig.engine(config)
     rig.connected(engine)
     rig.reset_device(engine)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from python.tests.engine.ssd_rig import PAGE_BYTES, figure, put_away, serve, staged
@@ -21,6 +23,7 @@ TOKENS = 4096
 PAGES = pages_below_last_token(TOKENS)
 HOPELESS = f"read-rate={PAGE_BYTES * 2}b"  # a second: 32 pages take 16 seconds, and computing them two or three
 TRIES = 10
+TRACE_S = 60.0
 SEEDS = itertools.count(5000)
 
 
@@ -77,10 +80,20 @@ def wait_out(rig: Rig, engine: Engine) -> None:
     pytest.fail(f"none of {TRIES} requests waited until its pages were there")
 
 
-def test_a_disk_that_pays_is_waited_for(rig: Rig, config: EngineConfig, volume: Volume) -> None:
+def test_a_disk_that_pays_is_waited_for(rig: Rig, config: EngineConfig, volume: Volume, orbitkv_binary: Path) -> None:
     engine = measured(rig, config, volume)
     wait_out(rig, engine)
     rig.quiet()
+    request = str(staged(engine)[-1]["request_id"])
+    command = [str(orbitkv_binary), "trace", str(engine.log), str(rig.manager.log), "--request", request]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TRACE_S).stdout
+    assert shown.startswith(f"request {request}\n")
+    assert shown.count("\n  vllm-") == 1, "the processes of engine and Manager read one clock"
+    stages = [line.split("|")[2].split()[0] for line in shown.splitlines() if line.count("|") >= 2]
+    life = ("queued", "read_start", "host_ready", "staged", "first_use")
+    assert [stage for stage in stages if stage in life] == list(life)
+    assert "restore_submit" in stages
+    assert "gpu_ready" in stages
 
 
 def test_a_disk_that_is_too_slow_is_not_waited_for(rig: Rig, config: EngineConfig, volume: Volume) -> None:
