@@ -20,6 +20,19 @@ func (q *queue[T]) push(item T) {
 	q.items = append(q.items, item)
 }
 
+// take removes the ith item.
+func (q *queue[T]) take(i int) T {
+	at := q.first + i
+	item := q.items[at]
+	copy(q.items[at:], q.items[at+1:])
+	var none T
+	q.items[len(q.items)-1] = none
+	if q.items = q.items[:len(q.items)-1]; q.first == len(q.items) {
+		q.items, q.first = q.items[:0], 0
+	}
+	return item
+}
+
 func (q *queue[T]) pop() T {
 	var none T
 	item := q.items[q.first]

@@ -113,6 +113,46 @@ func TestReadsBeginByPriority(t *testing.T) {
 	})
 }
 
+// A read that was begun ahead of a query goes with those of queries once one waits for it, behind those that came before.
+func TestAReadThatAQueryJoinsGoesWithItsOwn(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks, func(c *Config) { c.ReadInflight = 1 })
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 9)...)
+		gate := disks[0].Gate(twin.Read, format.PayloadName)
+		first := r.ask(s, 0, 8, Warm)
+		gate.Wait(1)
+		var order []int
+		ends := make(chan int, 9)
+		for number := range 6 {
+			ended := r.ask(s, 0, number, []Priority{Warm, Demand, Prepare}[number%3])
+			go func() {
+				if (<-ended).OK {
+					ends <- number
+				}
+			}()
+		}
+		for _, number := range []int{3, 8, 5, 7, 3} { // the second is under way, the fourth is not asked for
+			r.store.Hasten(s.handle, 0, keyOf(number))
+		}
+		if waiting := r.store.Stats().ReadQueuePages; waiting["demand"] != 4 || waiting["warm"] != 1 || waiting["prepare"] != 1 {
+			t.Errorf("reads wait: %v", waiting)
+		}
+		gate.Pass(1)
+		<-first
+		for range 6 {
+			gate.Pass(1)
+			order = append(order, <-ends)
+		}
+		if want := []int{1, 4, 3, 5, 2, 0}; !slices.Equal(order, want) {
+			t.Errorf("reads ended in the order %v, want %v", order, want)
+		}
+		gate.Open()
+		r.close()
+	})
+}
+
 // The queue of reads is bounded in bytes: the next one is refused and may be asked for again.
 func TestReadQueueIsBounded(t *testing.T) {
 	quietly(t, func(t *testing.T) {

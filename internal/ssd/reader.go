@@ -42,6 +42,29 @@ func (s *Store) Read(r Read) bool {
 	return true
 }
 
+// Hasten makes a read that waits one of priority Demand, and its page one that was asked for: somebody waits for what was read ahead. A read that has begun
+// goes on as it is.
+func (s *Store) Hasten(namespace uint32, group uint16, key *Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, h, found := s.find(s.namespaces[namespace], group, key)
+	if !found {
+		return
+	}
+	s.counters.demanded++
+	v.retain(h)
+	for _, p := range []Priority{Prepare, Warm} {
+		for i := range v.reads[p].len() {
+			if v.reads[p].at(i).page == h {
+				r := v.reads[p].take(i)
+				r.Priority = Demand
+				v.reads[Demand].push(r)
+				return
+			}
+		}
+	}
+}
+
 // ReadRoom is how many more pages Read can queue, one at least while nothing waits. Pages are counted as the largest that a namespace has.
 func (s *Store) ReadRoom() int {
 	s.mu.Lock()
