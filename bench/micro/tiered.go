@@ -56,6 +56,7 @@ func (t *instantTier) Stored(uint32, uint16, *wire.Key) bool     { return t.hold
 func (t *instantTier) Wanted(uint32, uint16, *wire.Key) bool     { return false }
 func (t *instantTier) Write(cache.TierPage) bool                 { return false }
 func (t *instantTier) ReadRoom() int                             { return cap(t.pages) - len(t.pages) }
+func (t *instantTier) Hasten(uint32, uint16, *wire.Key)          {}
 func (t *instantTier) Expected(cache.Awaited) time.Duration      { return 0 }
 
 // Demanded keeps a copy of the keys, which is what the calling query pays for in a real tier, too.

@@ -1,6 +1,6 @@
 package cache
 
-// budget is the query byte budget: what leases and prefixes that are being read hold, by phase. Each charges the padded footprint of its pages
+// budget is the query byte budget: what leases, prefixes that are being read and hints hold, by phase. Each charges the padded footprint of its pages
 // once, never once a rank, to the global and to its instance's budget.
 type budget struct {
 	globalMax   uint64
@@ -10,13 +10,13 @@ type budget struct {
 
 // global is what counts against the global budget: a stalled session must not starve the others.
 func (b *budget) global() uint64 {
-	return b.byPhase[phaseReady] + b.byPhase[phaseRestoring] + b.byPhase[phasePreparing] + b.byPhase[phaseDraining]
+	return b.byPhase[phaseReady] + b.byPhase[phaseRestoring] + b.byPhase[phasePreparing] + b.byPhase[phaseDraining] + b.byPhase[phaseWarming]
 }
 
 // inBudget is what counts against an instance's own budget: stalled bytes still do.
 func (inst *instance) inBudget() uint64 {
 	return inst.charged[phaseReady] + inst.charged[phaseRestoring] + inst.charged[phaseStalled] + inst.charged[phasePreparing] +
-		inst.charged[phaseDraining]
+		inst.charged[phaseDraining] + inst.charged[phaseWarming]
 }
 
 // demandMax is the most bytes that one query may ask for.

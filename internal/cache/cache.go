@@ -124,7 +124,7 @@ type Cache struct {
 
 	budget           budget
 	waiting          []*operation // in order of arrival
-	operations       int          // outstanding queries
+	operations       int          // outstanding queries, and hints
 	waitingBytes     int          // of the keys that waiting queries keep
 	answersBytes     int          // of the grants that answers of joint reserves keep
 	openReservations int
@@ -132,6 +132,7 @@ type Cache struct {
 
 	reads        map[uint32]*read // by record: pages that the tier brings
 	preparations []*preparation   // in order of arrival; draining ones too
+	hints        []*hint          // the same, at most WarmGlobalMax
 	writes       map[index.Handle]uint64
 	writeBytes   uint64                // of the pages that are being written to the tier, which are referenced
 	byStored     map[uint32]*namespace // by the tier's number
@@ -200,6 +201,7 @@ func New(config Config) *Cache {
 		digests:      newDigests(config),
 		budget:       budget{globalMax: config.QueryBudgetBytes, instanceMax: min(config.InstanceBudgetBytes, config.QueryBudgetBytes)},
 	}
+	c.useful.ready = map[index.Handle]time.Time{}
 	c.index = index.New(config.Seed, c.lastReference)
 	return c
 }
@@ -267,7 +269,7 @@ func (c *Cache) newToken() wire.ID16 {
 	return token
 }
 
-// Tick does what time asks for: pings and revokes are pushed, silent sessions are labelled stalled, reading that took too long is stopped, pages of dead
+// Tick does what time asks for: pings and revokes are pushed, silent sessions are labelled stalled, reading that took too long is stopped, as are old hints, pages of dead
 // namespaces are swept and waiting queries are tried again. Call it every 250 ms. It never frees anything that may be in use.
 func (c *Cache) Tick() {
 	c.enter()
@@ -277,8 +279,10 @@ func (c *Cache) Tick() {
 	}
 	c.askBack()
 	c.stopOverdue()
+	c.expireHints()
 	c.serveWaiting()
 	c.advanceAll()
+	c.advanceHints()
 	for step := 0; c.deadPages > 0 && step < tickSweeps; step++ {
 		c.sweepDead(ReclaimBatchPages)
 		c.rest()

@@ -31,6 +31,7 @@ func (c *Cache) Check() []Violation {
 	k.charges()
 	k.writers()
 	k.tables()
+	k.warming()
 	k.keeping()
 	return k.found
 }
@@ -164,12 +165,19 @@ func (k *checker) charges() {
 			k.add(8, "lease %#x is in phase %s", l.id, phaseMachine.Names[l.phase])
 		}
 	}
+	owners := make([]*charge, 0, len(c.preparations)+len(c.hints))
 	for _, p := range c.preparations {
-		total[p.phase] += p.charged
-		if byInstance[p.instance] == nil {
-			byInstance[p.instance] = new([phases]uint64)
+		owners = append(owners, &p.charge)
+	}
+	for _, h := range c.hints {
+		owners = append(owners, &h.charge)
+	}
+	for _, o := range owners {
+		total[o.phase] += o.charged
+		if byInstance[o.instance] == nil {
+			byInstance[o.instance] = new([phases]uint64)
 		}
-		byInstance[p.instance][p.phase] += p.charged
+		byInstance[o.instance][o.phase] += o.charged
 	}
 	if total != c.budget.byPhase {
 		k.add(4, "leases and prefixes charge %v by phase, the budget says %v", total, c.budget.byPhase)
@@ -263,7 +271,7 @@ func (k *checker) tables() {
 		}
 	}
 	waiting, draining := k.preparing()
-	operations += draining
+	operations += draining + len(c.hints)
 	for _, op := range c.waiting {
 		waiting += len(op.keys) * wire.KeyBytes
 	}
@@ -277,9 +285,6 @@ func (k *checker) tables() {
 		k.instance(inst)
 	}
 	k.joint()
-	if prepared, sum := c.useful.preparedBytes, c.useful.restoredBytes+c.useful.unusedBytes+k.undecided(); prepared != sum {
-		k.add(6, "warmed pages: %d bytes prepared, %d restored, unused and pending", prepared, sum)
-	}
 }
 
 func (k *checker) instance(inst *instance) {
@@ -305,15 +310,4 @@ func (k *checker) instance(inst *instance) {
 	if attached != inst.attached || usable != inst.usable {
 		k.add(0, "instance %q has %d ranks attached, its counter says %d", inst.id, attached, inst.attached)
 	}
-}
-
-// undecided is the bytes of warmed pages that no report and no end resolved.
-func (k *checker) undecided() (bytes uint64) {
-	k.c.index.Scan(0, k.c.index.Records(), func(p index.Page) bool {
-		if p.Origin == index.Warmed && !p.Credited && (p.State == index.Sealed || p.State == index.Retired) {
-			bytes += k.c.namespaces[p.Namespace].geometry.pageBytes
-		}
-		return true
-	})
-	return bytes
 }

@@ -37,6 +37,7 @@ func (c *Cache) Detach(id SessionID, instanceID string) error {
 }
 
 func (c *Cache) detachScheduler(inst *instance, s *session) {
+	c.stopHints(hintDropped, func(h *hint) bool { return h.instance == inst && h.session == s })
 	if inst.joint == nil {
 		c.dropWaiting(inst)
 	} else {

@@ -113,6 +113,7 @@ type engine struct {
 	ranks     []client
 	ns        Registered
 	operation uint64
+	ticket    uint64 // of its last hint
 }
 
 type shape struct {
@@ -275,6 +276,6 @@ func (r *rig) warm(e *engine, key wire.Key) []uint64 {
 	}
 	h := c.newPage(inst.namespace, 0, &key, parts, index.Reclaimable, index.Warmed)
 	c.sealPage(inst.namespace, h)
-	c.useful.prepared(inst.geometry.pageBytes)
+	c.useful.prepared(h, inst.geometry.pageBytes, c.now)
 	return parts
 }

@@ -61,7 +61,7 @@ type instance struct {
 	reservations map[uint64]*reservation
 	unnamed      []uint64 // the last leases and reservations that its resumed scheduler did not name, at most unnamedMax
 	charged      [phases]uint64
-	preparations int    // prefixes that are being read for it, or drain
+	preparations int    // prefixes and hints that are being read for it, or drain
 	writer       uint16 // its ranks' number among the writers of pages, while they stay the same
 }
 

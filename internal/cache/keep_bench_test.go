@@ -39,6 +39,7 @@ func (d *disk) ReleaseNamespace(uint32)                   {}
 func (d *disk) Clear()                                    {}
 func (d *disk) Drop(uint32, uint16, *wire.Key)            {}
 func (d *disk) ReadRoom() int                             { return 1 << 20 }
+func (d *disk) Hasten(uint32, uint16, *wire.Key)          {}
 func (d *disk) Expected(Awaited) time.Duration            { return 0 }
 
 func (d *disk) Stored(namespace uint32, group uint16, key *wire.Key) bool {

@@ -43,6 +43,7 @@ type mEngine struct {
 	waiting      map[uint64][]int // operation to keys
 	mapped       []bool           // by rank: it said that arena 1 may be named to it
 	operation    uint64
+	ticket       uint64
 }
 
 func (e *mEngine) members() []*mSession { return append([]*mSession{e.scheduler}, e.ranks...) }

@@ -173,7 +173,7 @@ func (w *world) warmPage() {
 				delete(w.warmed, p)
 				w.memory[p] = stamp(e.facts, e.epoch, k, int(e.ns.Slices[i].Rank))
 			}
-			w.warmed[places[0]] = &warmPage{bytes: e.ns.PageBytes}
+			w.warmed[places[0]] = &warmPage{bytes: e.ns.PageBytes, since: w.rig.clock.now()}
 			w.preparedBytes += e.ns.PageBytes
 		}
 	}

@@ -21,7 +21,7 @@ func (w *world) query() {
 	w.deliverAll(e.scheduler)
 	e.operation++
 	got, err := w.rig.SubmitQuery(e.scheduler.id, Query{
-		Operation: e.operation, Revision: 1, Namespace: e.ns.Namespace, Instance: e.id, Request: "r", Keys: wireKeys(keys),
+		Operation: e.operation, Revision: 1, Namespace: e.ns.Namespace, Instance: e.id, Request: w.request(), Keys: wireKeys(keys),
 	})
 	w.rig.must(err)
 	w.mustBeMapped(e, placesOf(got.Runs, e.ns.Slices, e.ns.PageBytes)) // what waited may be polled after a rank came back with nothing mapped
@@ -230,6 +230,7 @@ func (w *world) arrivedAt(places [][]place, part wire.Range) {
 		if warmed := w.warmed[places[page][0]]; warmed != nil && !warmed.restored {
 			warmed.restored = true
 			w.restoredBytes += warmed.bytes
+			w.restoredByteSeconds += float64(warmed.bytes) * w.rig.clock.now().Sub(warmed.since).Seconds()
 		}
 	}
 }

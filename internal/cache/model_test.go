@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
 
 	"pgregory.net/rapid"
@@ -51,15 +52,19 @@ type world struct {
 	tierFacts map[uint32]string // by the tier's number of a namespace: what its pages were of
 	out       *outPage          // nil when none is being scrubbed
 
-	warmed        map[place]*warmPage // by the place of the first slice
+	warmed        map[place]*warmPage   // by the place of the first slice
+	ahead         map[index.Handle]bool // of the tier's reads: a hint started it
 	preparedBytes uint64
 	restoredBytes uint64
+
+	restoredByteSeconds float64
 }
 
 // warmPage is a page that was read ahead of demand.
 type warmPage struct {
 	bytes    uint64
 	restored bool
+	since    time.Time
 }
 
 // stamp is the content of one slice of one page.
@@ -68,7 +73,7 @@ func stamp(facts string, epoch uint64, key, rank int) string {
 }
 
 func newWorld(t *rapid.T) *world {
-	w := &world{T: t, memory: map[place]string{}, warmed: map[place]*warmPage{}, tierFacts: map[uint32]string{}}
+	w := &world{T: t, memory: map[place]string{}, warmed: map[place]*warmPage{}, ahead: map[index.Handle]bool{}, tierFacts: map[uint32]string{}}
 	config := Config{
 		PoolBytes: 0, QueryBudgetBytes: 16 * granule, InstanceBudgetBytes: 10 * granule, SessionOperations: 4, GlobalOperations: 9,
 		Seed: rapid.Uint64Range(1, 1<<40).Draw(t, "seed"),
@@ -140,8 +145,8 @@ func (w *world) actions() map[string]func(*rapid.T) {
 	}
 	if w.tier != nil {
 		steps["tier reads"], steps["tier writes"], steps["tier loses"], steps["tier asks"] = w.tierReads, w.tierWrites, w.tierLoses, w.tierAsks
-		steps["stop reading"] = w.stopQuery
-		weights["tier reads"], weights["tier writes"], weights["cleanup"] = 8, 6, 3
+		steps["stop reading"], steps["hint"], steps["cancel hint"] = w.stopQuery, w.hint, w.cancelHint
+		weights["tier reads"], weights["tier writes"], weights["cleanup"], weights["hint"] = 8, 6, 3, 6
 	}
 	if w.rig.config.Scrub {
 		steps["scrub"], weights["scrub"] = w.scrub, 6
@@ -203,7 +208,7 @@ func (w *world) verify() {
 	w.check(stats.DamagedPagesTotal == 0, "%d pages hold other bytes than were written: %+v", stats.DamagedPagesTotal, w.rig.Damages())
 	for _, inst := range w.rig.Status().Instances {
 		used := uint64(0)
-		for _, phase := range []string{"ready", "restoring", "stalled", "preparing", "draining"} {
+		for _, phase := range []string{"ready", "restoring", "stalled", "preparing", "draining", "warming"} {
 			used += inst.ChargedBytes[phase]
 		}
 		if used > 10*granule {
@@ -228,8 +233,9 @@ func (w *world) verifyUsefulness(stats Stats) {
 	if prepared != w.preparedBytes || restored+stats.WarmupUnusedBytesTotal+stats.WarmupPendingBytes != prepared {
 		w.Fatalf("%d bytes were prepared: %+v", w.preparedBytes, stats)
 	}
-	if restored > w.restoredBytes || restored < w.restoredBytes && stats.LateReportsTotal == 0 {
-		w.Fatalf("%d prepared bytes arrived, the cache counts %d", w.restoredBytes, restored)
+	waited := stats.WarmupByteSecondsTotal["restored"]
+	if restored > w.restoredBytes || waited > w.restoredByteSeconds || stats.LateReportsTotal == 0 && (restored < w.restoredBytes || waited < w.restoredByteSeconds) {
+		w.Fatalf("%d prepared bytes arrived that waited %g byte-seconds, the cache counts %d and %g", w.restoredBytes, w.restoredByteSeconds, restored, waited)
 	}
 }
 
@@ -422,10 +428,10 @@ func (w *world) quiesce() {
 	w.verify()
 	s := w.rig.Stats()
 	phases := s.QueryReservedByPhase
-	if phases["ready"]+phases["restoring"]+phases["stalled"]+phases["preparing"]+phases["draining"]+s.WritingBytes+s.AbandonedBytes != 0 {
+	if phases["ready"]+phases["restoring"]+phases["stalled"]+phases["preparing"]+phases["draining"]+phases["warming"]+s.WritingBytes+s.AbandonedBytes != 0 {
 		w.Fatalf("bytes are held for processes that are gone: %+v", s)
 	}
-	if s.Sessions+s.SessionsDisconnected+s.Processes+s.Instances+s.OperationsReady+s.OperationsWaiting+s.OperationsPreparing+s.OperationsDraining+s.Reservations != 0 {
+	if s.Sessions+s.SessionsDisconnected+s.Processes+s.Instances+s.OperationsReady+s.OperationsWaiting+s.OperationsPreparing+s.OperationsDraining+s.OperationsWarming+s.Reservations != 0 {
 		w.Fatalf("tables are not empty: %+v", s)
 	}
 	w.scrubEnds()

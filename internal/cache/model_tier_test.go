@@ -19,11 +19,12 @@ const modelReadRoom = 3
 func (w *world) startTier() *bench {
 	w.tier = newBench()
 	w.tier.room = modelReadRoom
-	w.tier.onRead = func(t TierPage) {
+	w.tier.onRead = func(t TierPage, priority ReadPriority) {
 		for _, at := range granulesOf(t) {
 			w.mustBeFree(at)
 			delete(w.warmed, at)
 		}
+		w.ahead[t.Page] = priority == ReadWarm
 	}
 	return w.tier
 }
@@ -64,7 +65,10 @@ func (w *world) endRead(i int, ok bool) {
 		}
 	}
 	w.tier.reads = slices.Delete(w.tier.reads, i, i+1)
+	r := w.rig.reads[t.Page.Entry()]
+	seals := ok && kept && !r.forgotten && !r.namespace.dead
 	w.rig.PageRead(t.Page, digestOfContent(content), ok && kept)
+	w.endReadAhead(t, seals)
 }
 
 // tierWrites ends one write. What it read must be one page of one key.

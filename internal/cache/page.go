@@ -72,7 +72,7 @@ func (c *Cache) retirePage(p index.Page) (freed bool) {
 func (c *Cache) creditPage(inst *instance, h index.Handle) {
 	first := c.index.Credit(h)
 	if first && !inst.private {
-		c.useful.restored(c.pageOf(h), inst.geometry.pageBytes)
+		c.useful.restored(h, inst.geometry.pageBytes, c.now)
 	}
 }
 
@@ -95,7 +95,7 @@ func (c *Cache) lastReference(p index.Page) {
 	c.digests.forget(p.Handle)
 	if p.State == index.Retired {
 		c.stateBytes[index.Retired] -= ns.geometry.pageBytes
-		c.useful.ended(p, ns.geometry.pageBytes)
+		c.useful.ended(p.Handle, ns.geometry.pageBytes, c.now)
 	} else {
 		c.stateBytes[index.Abandoned] -= ns.geometry.pageBytes
 	}

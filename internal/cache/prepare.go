@@ -30,9 +30,9 @@ type preparation struct {
 	reads   int        // positions that are being read
 	awaited int        // positions that were ever read
 	since   time.Time
-	old     int        // reads that run under its charge and whose pages it gave up
-	owing   bool       // it keeps the permit of its query
-	owes    *session   // whose table the permit counts in, if any
+	old     int      // reads that run under its charge and whose pages it gave up
+	owing   bool     // it keeps the permit of its query
+	owes    *session // whose table the permit counts in, if any
 }
 
 // slot is one page of a prefix: held by a reference, or being read, or neither yet.
@@ -128,6 +128,7 @@ func (c *Cache) advanceOne(p *preparation) bool {
 	case ok && state == index.Sealed:
 		c.fill(p, at, h)
 	case ok && c.joinable(h):
+		c.hasten(c.reads[h.Entry()], op.group, &op.keys[at])
 		c.await(p, at, c.reads[h.Entry()])
 		c.counters.coalescedReads++
 	case ok:
@@ -164,7 +165,7 @@ func (c *Cache) startReads(p *preparation) bool {
 		return c.cutUnlessReading(p)
 	}
 	used := 0
-	for reading := true; reading && used < have && !c.known(op, p.next); used++ { // a key that is named twice takes one place
+	for reading := true; reading && used < have && !c.hasRecord(op.namespace, op.group, &op.keys[p.next]); used++ { // a key that is named twice takes one place
 		reading = c.startRead(p, used)
 	}
 	for i := used; i < have; i++ {
@@ -173,9 +174,9 @@ func (c *Cache) startReads(p *preparation) bool {
 	return true
 }
 
-// known says whether a key of a query has a record.
-func (c *Cache) known(op *operation, at int) bool {
-	_, _, ok := c.index.Find(op.namespace.handle, op.group, (*index.Key)(&op.keys[at]))
+// hasRecord says whether a key has a record.
+func (c *Cache) hasRecord(ns *namespace, group uint16, key *wire.Key) bool {
+	_, _, ok := c.index.Find(ns.handle, group, (*index.Key)(key))
 	return ok
 }
 
@@ -192,7 +193,7 @@ func (c *Cache) cutUnlessReading(p *preparation) bool {
 // missingRun counts the adjacent pages from p.next on, at most most, that have no record and can be read.
 func (c *Cache) missingRun(p *preparation, most int) (n int) {
 	for n = 1; n < most && p.next+n < len(p.slots); n++ {
-		if at := p.next + n; p.slots[at].held() || c.known(p.op, at) {
+		if at := p.next + n; p.slots[at].held() || c.hasRecord(p.op.namespace, p.op.group, &p.op.keys[at]) {
 			break
 		}
 	}
@@ -201,19 +202,9 @@ func (c *Cache) missingRun(p *preparation, most int) (n int) {
 
 // startRead reads the page at p.next into the ith place of scratch.locations. It says false, with the prefix cut there, when the tier has lost it.
 func (c *Cache) startRead(p *preparation, i int) bool {
-	op, ns := p.op, p.op.namespace
-	parts := make([]uint64, len(ns.geometry.partBytes))
-	for part := range parts {
-		parts[part] = c.scratch.locations[part][i]
-	}
-	key := &op.keys[p.next]
-	h := c.newPage(ns, op.group, key, parts, c.entryClass(), index.Stored)
-	r := &read{page: h, namespace: ns, since: c.now}
-	c.reads[h.Entry()] = r
-	if !c.config.Tier.Read(c.tierPage(ns, h, op.group, key), ReadDemand) {
-		delete(c.reads, h.Entry())
-		c.abandonPage(ns, h)
-		c.index.Discard(h) // frees its place
+	op := p.op
+	r := c.startReadOf(op.namespace, op.group, &op.keys[p.next], i, readAs{c.entryClass(), index.Stored, ReadDemand})
+	if r == nil {
 		c.cut(p, p.next)
 		return false
 	}

@@ -79,6 +79,7 @@ func (c *Cache) SubmitQuery(id SessionID, q Query) (Result, error) {
 		return Result{}, err
 	}
 	digest := digestOf(q.Keys)
+	c.demandEnds(inst, q.Request)
 	if inst.joint != nil {
 		return c.askJointly(s, inst, q, digest)
 	}
@@ -109,11 +110,16 @@ func (c *Cache) SubmitQuery(id SessionID, q Query) (Result, error) {
 
 // full says whether a session, or all together, have as many queries outstanding as they may.
 func (c *Cache) full(s *session) bool {
-	if len(s.operations)+len(s.pays)+s.draining < c.config.SessionOperations && c.operations < c.config.GlobalOperations {
+	if !c.tableFull(s) {
 		return false
 	}
 	c.counters.busy++
 	return true
+}
+
+// tableFull says so without counting it: a hint that finds no permit is skipped.
+func (c *Cache) tableFull(s *session) bool {
+	return len(s.operations)+len(s.pays)+s.draining+s.hints >= c.config.SessionOperations || c.operations >= c.config.GlobalOperations
 }
 
 func newOperation(s *session, inst *instance, q Query, digest uint64) *operation {
@@ -427,8 +433,9 @@ func (c *Cache) retire(op *operation) {
 	c.givePermit(op, s)
 }
 
-// dropWaiting retires the queries of an instance whose namespace goes and that wait, for budget or for the tier, and tells who waits.
+// dropWaiting retires the queries of an instance whose namespace goes and that wait, for budget or for the tier, and tells who waits. Its hints end.
 func (c *Cache) dropWaiting(inst *instance) {
+	c.stopHints(hintDropped, func(h *hint) bool { return h.instance == inst })
 	for _, op := range c.waiting {
 		if op.state == operationWaiting && op.instance == inst {
 			c.retire(op)

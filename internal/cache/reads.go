@@ -14,7 +14,9 @@ import (
 type read struct {
 	page      index.Handle
 	namespace *namespace
+	priority  ReadPriority
 	wanted    []interest   // in the order in which they joined
+	hints     []*hint      // that wait for it, until its end
 	given     *preparation // who gave the page up first: it is charged until the end, for all that do
 	since     time.Time
 	forgotten bool // the cache was cleared: the bytes are not for anybody
@@ -49,6 +51,39 @@ func (r *read) giveUp(p *preparation, at int) (pays bool) {
 	return true
 }
 
+// readAs is what the owner that starts a read makes of its page, for good: whoever joins changes neither class nor origin.
+type readAs struct {
+	class    index.Class
+	origin   index.Origin
+	priority ReadPriority
+}
+
+// startReadOf reads a page into the ith place of scratch.locations; nil, with the place free again, when the tier has lost it.
+func (c *Cache) startReadOf(ns *namespace, group uint16, key *wire.Key, i int, as readAs) *read {
+	parts := make([]uint64, len(ns.geometry.partBytes))
+	for part := range parts {
+		parts[part] = c.scratch.locations[part][i]
+	}
+	h := c.newPage(ns, group, key, parts, as.class, as.origin)
+	r := &read{page: h, namespace: ns, priority: as.priority, since: c.now}
+	c.reads[h.Entry()] = r
+	if !c.config.Tier.Read(c.tierPage(ns, h, group, key), as.priority) {
+		delete(c.reads, h.Entry())
+		c.abandonPage(ns, h)
+		c.index.Discard(h) // frees its place
+		return nil
+	}
+	return r
+}
+
+// hasten makes a read one that a query waits for, so that it does not wait behind those of other queries that came later.
+func (c *Cache) hasten(r *read, group uint16, key *wire.Key) {
+	if r.priority != ReadDemand {
+		r.priority = ReadDemand
+		c.config.Tier.Hasten(r.namespace.stored, group, key)
+	}
+}
+
 // tierPage says where a page lies.
 func (c *Cache) tierPage(ns *namespace, h index.Handle, group uint16, key *wire.Key) TierPage {
 	return TierPage{Page: h, Namespace: ns.stored, Group: group, Key: *key, Parts: c.partsOf(ns, h)}
@@ -74,9 +109,13 @@ func (c *Cache) PageRead(page index.Handle, digest Digest, ok bool) {
 	delete(c.reads, page.Entry())
 	r.ended = true
 	ns := r.namespace
+	warmed := c.pageOf(page).Origin == index.Warmed
 	if ok = ok && !r.forgotten && !ns.dead; ok {
 		c.sealPage(ns, page)
 		c.compare(page, digest)
+		if warmed {
+			c.useful.prepared(page, ns.geometry.pageBytes, c.now)
+		}
 	} else {
 		c.counters.readFailures++
 		c.abandonPage(ns, page)
@@ -86,10 +125,14 @@ func (c *Cache) PageRead(page index.Handle, digest Digest, ok bool) {
 	if r.given != nil {
 		c.drained(r.given, bytes)
 	}
+	for _, h := range r.hints {
+		c.cameFor(h, page, ok, warmed)
+	}
 	for _, w := range r.wanted {
 		c.arrived(r, w, ok)
 	}
 	c.advanceAll()
+	c.advanceHints()
 }
 
 // arrived ends one preparation's wait for a page, unless the failure of this very page has cut it off there.
@@ -109,6 +152,7 @@ func (c *Cache) arrived(r *read, w interest, ok bool) {
 
 // forgetReads makes what is being read come to nobody, and the queries that wait for it ready with what is there.
 func (c *Cache) forgetReads() {
+	c.stopHints(hintDropped, func(*hint) bool { return true })
 	for _, r := range c.reads {
 		r.forgotten = true
 	}

@@ -61,8 +61,10 @@ type session struct {
 	yielded      []uint64        // the last queries that ended by a yielded lease
 	leases       map[uint64]*lease
 	reservations map[uint64]*reservation
-	writing      int // of the reservations: those with open slices
-	draining     int // queries that were given up while their reads run: they keep their place in the table
+	writing      int    // of the reservations: those with open slices
+	draining     int    // queries that were given up while their reads run: they keep their place in the table
+	hints        int    // that read or drain: so do they
+	hinted       uint64 // largest ticket of a hint
 
 	asked    time.Time // when the oldest unanswered ping or revoke was pushed; zero when none
 	lastPing time.Time
@@ -131,6 +133,7 @@ func (c *Cache) closeSession(s *session) {
 			c.retire(op)
 		}
 	}
+	c.stopHints(hintDropped, func(h *hint) bool { return h.session == s })
 	if s.joint.instance != nil {
 		c.leaveOpen(s.joint.instance, s.joint.rank)
 	}

@@ -78,9 +78,10 @@ var consumerMachine = machine.Machine[consumerState]{
 	},
 }
 
-// phase is where the bytes of a lease, or of a prefix that is being read for one, are charged.
+// phase is where the bytes of a lease, of a prefix that is being read for one, or of a hint are charged.
 //
 //	preparing, draining   global budget, instance budget, pool
+//	warming               global budget, instance budget, pool; a share of both at most
 //	ready, restoring      global budget, instance budget, pool
 //	stalled               instance budget, pool
 //	quarantined           pool
@@ -93,13 +94,14 @@ const (
 	phaseQuarantined
 	phasePreparing
 	phaseDraining
+	phaseWarming
 	phaseEnded
 	phases
 )
 
 var phaseMachine = machine.Machine[phase]{
 	Noun:  "cache: charge",
-	Names: []string{"ready", "restoring", "stalled", "quarantined", "preparing", "draining", "ended"},
+	Names: []string{"ready", "restoring", "stalled", "quarantined", "preparing", "draining", "warming", "ended"},
 	Moves: [][]phase{
 		phaseReady:       {phaseRestoring, phaseStalled, phaseQuarantined, phaseEnded},
 		phaseRestoring:   {phaseStalled, phaseQuarantined, phaseEnded},
@@ -107,8 +109,26 @@ var phaseMachine = machine.Machine[phase]{
 		phaseQuarantined: nil,
 		phasePreparing:   {phaseDraining, phaseEnded},
 		phaseDraining:    {phaseEnded},
+		phaseWarming:     {phaseEnded},
 		phaseEnded:       nil,
 	},
+}
+
+// hintState is one hint. What drains starts nothing: its reads run to their end.
+//
+//	reading ──► draining ──► ended
+type hintState uint8
+
+const (
+	hintReading hintState = iota
+	hintDraining
+	hintEnded
+)
+
+var hintMachine = machine.Machine[hintState]{
+	Noun:  "cache: hint",
+	Names: []string{"reading", "draining", "ended"},
+	Moves: [][]hintState{hintReading: {hintDraining}, hintDraining: {hintEnded}, hintEnded: nil},
 }
 
 // sessionState is one connection. A closed one is disconnected while its process lives and still holds something.

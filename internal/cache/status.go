@@ -7,6 +7,7 @@ type Status struct {
 	Arenas    []ArenaStatus    `json:"arenas"`
 	Instances []InstanceStatus `json:"instances"`
 	Sessions  []SessionStatus  `json:"sessions"`
+	Hints     []HintStatus     `json:"hints"` // that read or drain
 	Stats     Stats            `json:"stats"`
 }
 
@@ -71,6 +72,7 @@ type SessionStatus struct {
 	PID          int     `json:"pid"`
 	Command      string  `json:"command"`
 	Operations   int     `json:"operations"`
+	Hints        int     `json:"hints"`
 	Leases       int     `json:"leases"`
 	LeasedBytes  uint64  `json:"leased_bytes"`
 	Reservations int     `json:"reservations"`
@@ -81,7 +83,7 @@ func (c *Cache) Status() Status {
 	stats := c.Stats()
 	c.enter()
 	defer c.leave()
-	status := Status{Stats: stats, Arenas: []ArenaStatus{}, Instances: []InstanceStatus{}, Sessions: []SessionStatus{}}
+	status := Status{Stats: stats, Arenas: []ArenaStatus{}, Instances: []InstanceStatus{}, Sessions: []SessionStatus{}, Hints: c.hintStatuses()}
 	for _, a := range c.arenas {
 		status.Arenas = append(status.Arenas, ArenaStatus{
 			Arena: a.id, Node: a.node, Bytes: a.free.Bytes(), FreeBytes: a.free.FreeBytes(),
@@ -136,7 +138,7 @@ func (c *Cache) sessionStatus(s *session) SessionStatus {
 	status := SessionStatus{
 		Session: uint64(s.id), State: sessionMachine.Names[s.state], Stalled: s.silent, Role: s.role.String(), Name: s.name,
 		PID: s.process.facts.PID, Command: s.process.facts.Command,
-		Operations: len(s.operations) + len(s.pays), Leases: len(s.leases), Reservations: len(s.reservations),
+		Operations: len(s.operations) + len(s.pays), Hints: s.hints, Leases: len(s.leases), Reservations: len(s.reservations),
 	}
 	if !s.asked.IsZero() {
 		status.SilentFor = c.now.Sub(s.asked).Truncate(time.Millisecond).Seconds()

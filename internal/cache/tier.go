@@ -26,6 +26,8 @@ type Tier interface {
 	Wanted(namespace uint32, group uint16, key *wire.Key) bool
 	// Read begins to read a page into its parts; false when it is not stored or no more reads can be queued: nothing happened then.
 	Read(t TierPage, priority ReadPriority) bool
+	// Hasten makes a read that waits one of priority ReadDemand: a query has joined it. One that has begun or ended is left alone.
+	Hasten(namespace uint32, group uint16, key *wire.Key)
 	// Write queues a page to be written; false, with the reason counted by the tier, when it does not.
 	Write(t TierPage) bool
 	// ReadRoom is how many more pages Read can queue.

@@ -25,6 +25,9 @@ func (k *checker) tier(refs map[index.Handle]uint32) {
 	for _, p := range c.preparations {
 		k.preparation(p, refs)
 	}
+	for _, h := range c.hints {
+		k.hint(h, refs)
+	}
 }
 
 // preparation checks one prefix: its slots against its counters, and each read against the places that it fills.

@@ -29,16 +29,17 @@ type bench struct {
 	released   []uint32
 	last       uint32
 	demanded   []storedKey
-	onRead     func(TierPage)
+	onRead     func(TierPage, ReadPriority)
 	cleared    int
 	priorities []ReadPriority
+	hastened   []storedKey
 	digest     Digest // of every page that it reads or writes
 	expected   time.Duration
 	awaited    Awaited // what it was asked for last
 }
 
 func newBench() *bench {
-	return &bench{stored: map[storedKey]any{}, numbers: map[[32]byte]uint32{}, room: 1 << 20, digest: Digest{1}, onRead: func(TierPage) {}}
+	return &bench{stored: map[storedKey]any{}, numbers: map[[32]byte]uint32{}, room: 1 << 20, digest: Digest{1}, onRead: func(TierPage, ReadPriority) {}}
 }
 
 func (b *bench) Namespace(identity [32]byte, _, _ uint64) uint32 {
@@ -93,10 +94,14 @@ func (b *bench) Read(t TierPage, priority ReadPriority) bool {
 	if b.refuses || !b.Stored(t.Namespace, t.Group, &t.Key) || b.ReadRoom() <= 0 {
 		return false
 	}
-	b.onRead(t)
+	b.onRead(t, priority)
 	b.reads = append(b.reads, t)
 	b.priorities = append(b.priorities, priority)
 	return true
+}
+
+func (b *bench) Hasten(namespace uint32, group uint16, key *wire.Key) {
+	b.hastened = append(b.hastened, storedKey{namespace, group, *key})
 }
 
 func (b *bench) Write(t TierPage) bool {

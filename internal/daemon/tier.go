@@ -180,6 +180,11 @@ func (t *tier) Read(p cache.TierPage, priority cache.ReadPriority) bool {
 	})
 }
 
+// Hasten implements cache.Tier.
+func (t *tier) Hasten(namespace uint32, group uint16, key *wire.Key) {
+	t.store.Hasten(namespace, group, (*ssd.Key)(key))
+}
+
 // Write implements cache.Tier.
 func (t *tier) Write(p cache.TierPage) bool {
 	return t.store.Write(ssd.Write{

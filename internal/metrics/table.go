@@ -90,21 +90,35 @@ var cacheTable = []row{
 	{"orbitkv_pool_largest_free_bytes", Gauge, nil, "Largest contiguous free extent of any arena. Not the sum of what is free.", one(func(s cache.Stats) uint64 { return s.PoolLargestFreeBytes })},
 	{"orbitkv_pool_alloc_failures_total", Counter, nil, "Pages that found no extent after reclaim. The engine goes on without storing them.", one(func(s cache.Stats) uint64 { return s.PoolAllocFailuresTotal })},
 
-	{"orbitkv_query_reserved_bytes", Gauge, nil, "Padded bytes that leases hold in the global query budget. Pages shared by two leases count twice; this is not memory.", one(func(s cache.Stats) uint64 { return s.QueryReservedBytes })},
-	{"orbitkv_query_reserved_bytes_by_phase", Gauge, []string{"phase"}, "The same by phase: preparing (being read from the SSD), ready, restoring and draining (given up while its reads run) count in both budgets, stalled in the instance's only, quarantined in none.", each(func(s cache.Stats) map[string]uint64 { return s.QueryReservedByPhase })},
+	{"orbitkv_query_reserved_bytes", Gauge, nil, "Padded bytes that leases, prefixes that are being read and hints hold in the global query budget. Pages shared by two leases count twice; this is not memory.", one(func(s cache.Stats) uint64 { return s.QueryReservedBytes })},
+	{"orbitkv_query_reserved_bytes_by_phase", Gauge, []string{"phase"}, "The same by phase: preparing (being read from the SSD), ready, restoring, draining (given up while its reads run) and warming (hints) count in both budgets, stalled in the instance's only, quarantined in none.", each(func(s cache.Stats) map[string]uint64 { return s.QueryReservedByPhase })},
 	{"orbitkv_query_budget_bytes", Gauge, nil, "Limit of the global query budget.", one(func(s cache.Stats) uint64 { return s.QueryBudgetBytes })},
 	{"orbitkv_query_instance_budget_bytes", Gauge, nil, "Limit of the query budget of one instance.", one(func(s cache.Stats) uint64 { return s.InstanceBudgetBytes })},
 	{"orbitkv_query_budget_waits_total", Counter, nil, "Queries that had to wait for budget. Attempts, not requests.", one(func(s cache.Stats) uint64 { return s.QueryBudgetWaitsTotal })},
 	{"orbitkv_query_budget_bypasses_total", Counter, nil, "Queries whose demand is larger than a budget and was cut to the longest prefix that fits.", one(func(s cache.Stats) uint64 { return s.QueryBudgetBypassesTotal })},
 	{"orbitkv_busy_total", Counter, nil, "Queries, reserves, sessions and instances that were turned away because a table was full.", one(func(s cache.Stats) uint64 { return s.BusyTotal })},
-	{"orbitkv_operations", Gauge, []string{"state"}, "Queries by state: waiting for budget, preparing (being read from the SSD), ready and not begun, or draining (given up while its reads run).", some(func(s cache.Stats) []sample {
+	{"orbitkv_operations", Gauge, []string{"state"}, "Queries by state: waiting for budget, preparing (being read from the SSD), ready and not begun, or draining (given up while its reads run); and hints, as warming, until their reads have ended.", some(func(s cache.Stats) []sample {
 		return []sample{
 			{label: "draining", value: float64(s.OperationsDraining)},
 			{label: "preparing", value: float64(s.OperationsPreparing)},
 			{label: "ready", value: float64(s.OperationsReady)},
 			{label: "waiting", value: float64(s.OperationsWaiting)},
+			{label: "warming", value: float64(s.OperationsWarming)},
 		}
 	})},
+	{"orbitkv_warmup_prepared_bytes_total", Counter, nil, "Padded bytes of pages whose read a hint started and that arrived. A page that is read again counts again; one whose read a query started, or that was in memory, never does.", one(func(s cache.Stats) uint64 { return s.WarmupPreparedBytesTotal })},
+	{"orbitkv_warmup_restored_bytes_total", Counter, nil, "Of the prepared bytes: pages from which an engine's copy arrived, the whole page at the first one, whatever its layers or rank. Neither the bytes of copies (orbitkv_load_bytes_total) nor a proof that the engine used them or that time was saved.", one(func(s cache.Stats) uint64 { return s.WarmupRestoredBytesTotal })},
+	{"orbitkv_warmup_unused_bytes_total", Counter, nil, "Of the prepared bytes: pages whose last owner let go of them before any copy arrived.", one(func(s cache.Stats) uint64 { return s.WarmupUnusedBytesTotal })},
+	{"orbitkv_warmup_pending_bytes", Gauge, nil, "Of the prepared bytes: pages of which neither is known yet. Prepared is always restored, unused and pending.", one(func(s cache.Stats) uint64 { return s.WarmupPendingBytes })},
+	{"orbitkv_warmup_wait_byte_seconds_total", Counter, []string{"outcome"}, "Padded bytes of prepared pages times the seconds from their arrival to their first copy (restored) or to the end of their last owner (unused). Pending pages are not in it.", some(func(s cache.Stats) (samples []sample) {
+		for _, outcome := range slices.Sorted(maps.Keys(s.WarmupByteSecondsTotal)) {
+			samples = append(samples, sample{label: outcome, value: s.WarmupByteSecondsTotal[outcome]})
+		}
+		return samples
+	})},
+	{"orbitkv_warmup_foreground_skips_total", Counter, nil, "Hints that were skipped since queries owned bytes that were being prepared, ready or restored.", one(func(s cache.Stats) uint64 { return s.WarmupSkippedForeground })},
+	{"orbitkv_warmup_hints_total", Counter, []string{"outcome"}, "Hints by what became of them at once: accepted, complete (nothing to read), or skipped whole for foreground, operations (permits), oversized, bytes (budget), queue (of the SSD) or no_tier.", each(func(s cache.Stats) map[string]uint64 { return s.WarmupHintsTotal })},
+	{"orbitkv_warmup_ends_total", Counter, []string{"reason"}, "Accepted hints by why they read no further: read (all came), broken (a page in the middle is gone or failed), no_room (in the pool), demanded (the query of the request came), cancelled, expired (5 s) or dropped (with its session, its namespace or all pages).", each(func(s cache.Stats) map[string]uint64 { return s.WarmupEndsTotal })},
 	{"orbitkv_query_coalesced_reads_total", Counter, nil, "Pages that a query found being read from the SSD for another one, and joined.", one(func(s cache.Stats) uint64 { return s.ReadsCoalescedTotal })},
 	{"orbitkv_leases", Gauge, nil, "Leases that hold pages, quarantined ones included.", one(func(s cache.Stats) uint64 { return s.Leases })},
 	{"orbitkv_reservations", Gauge, nil, "Reservations with a slice that is neither committed nor abandoned.", one(func(s cache.Stats) uint64 { return s.Reservations })},

@@ -39,6 +39,7 @@ type conn struct {
 type scratch struct {
 	query     wire.Query
 	reserve   wire.Reserve
+	warm      wire.Warm
 	restored  wire.Restored
 	committed wire.Committed
 	abandoned wire.Abandoned

@@ -13,6 +13,8 @@ func (c *conn) handle(h wire.Header, body []byte) error {
 		return c.query(h.ID, body)
 	case wire.TypeReserve:
 		return c.reserve(h.ID, body)
+	case wire.TypeWarm:
+		return c.warm(h.ID, body)
 	case wire.TypeHello:
 		return wire.Errorf(wire.StatusMalformed, "this session is open already: say hello once a connection")
 	case wire.TypePing:
@@ -58,6 +60,9 @@ func (c *conn) oneWay(typ wire.Type, body []byte) error {
 	case wire.TypeCancel:
 		var m wire.Cancel
 		return then(m.Decode(body), func() error { return manager.CancelQuery(id, m.Operation, m.Revision) })
+	case wire.TypeCancelWarm:
+		var m wire.CancelWarm
+		return then(m.Decode(body), func() error { return manager.CancelWarm(id, m.Ticket) })
 	case wire.TypeMapped:
 		var m wire.Mapped
 		return then(m.Decode(body), func() error { return c.mapped(m) })

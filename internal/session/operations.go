@@ -32,6 +32,28 @@ func (c *conn) query(id uint64, body []byte) error {
 	return c.answerResult(id, result, err)
 }
 
+// warm takes one part of a hint and answers the last one.
+func (c *conn) warm(id uint64, body []byte) error {
+	m := &c.scratch.warm
+	if err := m.Decode(body); err != nil {
+		return err
+	}
+	keys, whole, err := c.parts.add(part{
+		key: partKey{wire.TypeWarm, m.Ticket, 0}, index: m.Part, parts: m.Parts,
+		namespace: m.Namespace, instance: m.Instance, request: m.Request, keys: m.Keys,
+	})
+	if done, err := c.unfinished(id, wire.TypeWarm, whole, err); done {
+		return err
+	}
+	warmed, err := c.server.cache.WarmPrefix(c.session, cache.Warm{
+		Ticket: m.Ticket, Namespace: m.Namespace, Instance: m.Instance, Request: m.Request, Keys: keys,
+	})
+	if err != nil {
+		return c.fail(id, err)
+	}
+	return c.answer(id, &wire.Warmed{Outcome: warmed.Outcome, Pages: warmed.Pages})
+}
+
 // unfinished handles a part that is not the last of an operation that can be asked for. Done says that nothing is left to do for it.
 func (c *conn) unfinished(id uint64, typ wire.Type, whole bool, err error) (done bool, fault error) {
 	if !whole && err != nil {

@@ -40,6 +40,10 @@ func FuzzDecodeCommitted(f *testing.F) { fuzzDecode(f, TypeCommitted) }
 
 func FuzzDecodeAbandoned(f *testing.F) { fuzzDecode(f, TypeAbandoned) }
 
+func FuzzDecodeWarm(f *testing.F) { fuzzDecode(f, TypeWarm) }
+
+func FuzzDecodeCancelWarm(f *testing.F) { fuzzDecode(f, TypeCancelWarm) }
+
 func FuzzDecodeStop(f *testing.F) { fuzzDecode(f, TypeStop) }
 
 func FuzzDecodePing(f *testing.F) { fuzzDecode(f, TypePing) }

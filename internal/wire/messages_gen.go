@@ -61,8 +61,14 @@ func New(t Type) Message {
 		return &Committed{}
 	case TypeAbandoned:
 		return &Abandoned{}
+	case TypeWarm:
+		return &Warm{}
+	case TypeCancelWarm:
+		return &CancelWarm{}
 	case TypeStop:
 		return &Stop{}
+	case TypeWarmed:
+		return &Warmed{}
 	case TypePing:
 		return &Ping{}
 	case TypePong:
@@ -938,6 +944,68 @@ func (m *Abandoned) Decode(body []byte) error {
 	return d.end()
 }
 
+// Warm is frame 40 (sender: client; reply: warmed or error, on the last part). Hints at the prefix of a request that waits in the engine's queue, so that its pages may be read ahead of the query; earlier parts are one-way. Promises nothing and leases nothing.
+type Warm struct {
+	Ticket    uint64 // chosen by the client, increasing within a session
+	Part      uint16 // index of this part
+	Parts     uint16 // number of parts
+	Namespace uint32 // handle
+	Instance  string // instance id
+	Request   string // the engine's request id: a query of the same request ends the hint
+	Keys      []Key  // keys of this part, in prefix order; after Decode they alias the frame
+}
+
+// Type returns TypeWarm.
+func (*Warm) Type() Type { return TypeWarm }
+
+// Append implements Message.
+func (m *Warm) Append(dst []byte, id uint64) ([]byte, error) {
+	e := beginFrame(dst, TypeWarm, id)
+	e.u64(m.Ticket)
+	e.u16(m.Part)
+	e.u16(m.Parts)
+	e.u32(m.Namespace)
+	e.text("instance", m.Instance, StringBytesMax)
+	e.text("request", m.Request, StringBytesMax)
+	e.keys("keys", m.Keys)
+	return e.end()
+}
+
+// Decode implements Message; arrays of records reuse the space that m holds.
+func (m *Warm) Decode(body []byte) error {
+	d := decoder{body: body, typ: TypeWarm}
+	m.Ticket = d.u64("ticket")
+	m.Part = d.u16("part")
+	m.Parts = d.u16("parts")
+	m.Namespace = d.u32("namespace")
+	m.Instance = d.text("instance", StringBytesMax)
+	m.Request = d.text("request", StringBytesMax)
+	m.Keys = d.keys("keys")
+	return d.end()
+}
+
+// CancelWarm is frame 41 (sender: client; reply: none). Nobody waits for a hint any more: it starts no further read. One that ended meanwhile is a harmless race.
+type CancelWarm struct {
+	Ticket uint64 // ticket of the hint
+}
+
+// Type returns TypeCancelWarm.
+func (*CancelWarm) Type() Type { return TypeCancelWarm }
+
+// Append implements Message.
+func (m *CancelWarm) Append(dst []byte, id uint64) ([]byte, error) {
+	e := beginFrame(dst, TypeCancelWarm, id)
+	e.u64(m.Ticket)
+	return e.end()
+}
+
+// Decode implements Message; arrays of records reuse the space that m holds.
+func (m *CancelWarm) Decode(body []byte) error {
+	d := decoder{body: body, typ: TypeCancelWarm}
+	m.Ticket = d.u64("ticket")
+	return d.end()
+}
+
 // Stop is frame 44 (sender: client; reply: result or error). Takes what is there of a query that waits or is being read: no further read starts for it, and it is ready with the leading pages that are complete.
 type Stop struct {
 	Operation uint64 // operation of the query or reserve
@@ -960,6 +1028,32 @@ func (m *Stop) Decode(body []byte) error {
 	d := decoder{body: body, typ: TypeStop}
 	m.Operation = d.u64("operation")
 	m.Revision = d.u32("revision")
+	return d.end()
+}
+
+// Warmed is frame 45 (sender: manager; reply: none). What became of a hint.
+type Warmed struct {
+	Outcome Hint   // accepted, complete, or why it was skipped
+	Pages   uint32 // pages that an accepted hint brings
+}
+
+// Type returns TypeWarmed.
+func (*Warmed) Type() Type { return TypeWarmed }
+
+// Append implements Message.
+func (m *Warmed) Append(dst []byte, id uint64) ([]byte, error) {
+	e := beginFrame(dst, TypeWarmed, id)
+	e.u8(uint8(m.Outcome))
+	e.u32(m.Pages)
+	return e.end()
+}
+
+// Decode implements Message; arrays of records reuse the space that m holds.
+func (m *Warmed) Decode(body []byte) error {
+	d := decoder{body: body, typ: TypeWarmed}
+	m.Outcome = Hint(d.u8("outcome"))
+	d.valid("outcome", m.Outcome.Valid())
+	m.Pages = d.u32("pages")
 	return d.end()
 }
 

@@ -58,7 +58,10 @@ const (
 	TypeReserved   Type = 31 // Grants of a reserve. Long answers come in parts with the same id.
 	TypeCommitted  Type = 32 // The rank's slices of these granted pages are complete in the arena.
 	TypeAbandoned  Type = 33 // The rank's slices of these granted pages will not be written, and no copy into them runs.
+	TypeWarm       Type = 40 // Hints at the prefix of a request that waits in the engine's queue, so that its pages may be read ahead of the query; earlier parts are one-way. Promises nothing and leases nothing.
+	TypeCancelWarm Type = 41 // Nobody waits for a hint any more: it starts no further read. One that ended meanwhile is a harmless race.
 	TypeStop       Type = 44 // Takes what is there of a query that waits or is being read: no further read starts for it, and it is ready with the leading pages that are complete.
+	TypeWarmed     Type = 45 // What became of a hint.
 	TypePing       Type = 50 // Liveness label; the id is zero.
 	TypePong       Type = 51 // Answer to ping.
 )
@@ -122,8 +125,14 @@ func (v Type) String() string {
 		return "committed"
 	case TypeAbandoned:
 		return "abandoned"
+	case TypeWarm:
+		return "warm"
+	case TypeCancelWarm:
+		return "cancel_warm"
 	case TypeStop:
 		return "stop"
+	case TypeWarmed:
+		return "warmed"
 	case TypePing:
 		return "ping"
 	case TypePong:
@@ -135,7 +144,7 @@ func (v Type) String() string {
 // Valid says whether the number is one of ABI 5.
 func (v Type) Valid() bool {
 	switch v {
-	case TypeHello, TypeWelcome, TypeError, TypeDone, TypeAttach, TypeDetach, TypeArena, TypeMapped, TypeRegister, TypeRegistered, TypeEpoch, TypeResume, TypeResumed, TypePrivate, TypeQuery, TypeResult, TypePoll, TypeCancel, TypeNotice, TypeBegin, TypeRelease, TypeRevoke, TypeRevoked, TypeRestored, TypeReserve, TypeReserved, TypeCommitted, TypeAbandoned, TypeStop, TypePing, TypePong:
+	case TypeHello, TypeWelcome, TypeError, TypeDone, TypeAttach, TypeDetach, TypeArena, TypeMapped, TypeRegister, TypeRegistered, TypeEpoch, TypeResume, TypeResumed, TypePrivate, TypeQuery, TypeResult, TypePoll, TypeCancel, TypeNotice, TypeBegin, TypeRelease, TypeRevoke, TypeRevoked, TypeRestored, TypeReserve, TypeReserved, TypeCommitted, TypeAbandoned, TypeWarm, TypeCancelWarm, TypeStop, TypeWarmed, TypePing, TypePong:
 		return true
 	}
 	return false
@@ -293,6 +302,49 @@ func (v Topic) Valid() bool {
 	return v >= 1 && v <= 3
 }
 
+// Hint: what became of a hint: from foreground on it was skipped, whole and for this reason.
+type Hint uint8
+
+// The values of Hint.
+const (
+	HintAccepted   Hint = 1 // its pages are being read
+	HintComplete   Hint = 2 // there is nothing to read: what the tiers have of the prefix is in memory
+	HintForeground Hint = 3 // queries own bytes that are being prepared, ready or restored
+	HintOperations Hint = 4 // the session, or all together, have as many hints or queries as they may
+	HintOversized  Hint = 5 // larger than the share of a budget that all hints may have
+	HintBytes      Hint = 6 // no room in a budget, or in the hints' share of it
+	HintQueue      Hint = 7 // the slower tier can queue no more reads
+	HintNoTier     Hint = 8 // no slower tier keeps pages of the namespace
+)
+
+// String returns the name on the wire's page, or the number when it has none.
+func (v Hint) String() string {
+	switch v {
+	case HintAccepted:
+		return "accepted"
+	case HintComplete:
+		return "complete"
+	case HintForeground:
+		return "foreground"
+	case HintOperations:
+		return "operations"
+	case HintOversized:
+		return "oversized"
+	case HintBytes:
+		return "bytes"
+	case HintQueue:
+		return "queue"
+	case HintNoTier:
+		return "no_tier"
+	}
+	return "hint " + strconv.Itoa(int(v))
+}
+
+// Valid says whether the number is one of ABI 5.
+func (v Hint) Valid() bool {
+	return v >= 1 && v <= 8
+}
+
 // Status: why a call failed; the numbers are append-only.
 type Status uint16
 
@@ -351,7 +403,7 @@ func (v Status) Valid() bool {
 // FromClient says whether a client may send the frame.
 func (v Type) FromClient() bool {
 	switch v {
-	case TypeHello, TypeAttach, TypeDetach, TypeMapped, TypeRegister, TypeEpoch, TypeResume, TypePrivate, TypeQuery, TypePoll, TypeCancel, TypeBegin, TypeRelease, TypeRevoked, TypeRestored, TypeReserve, TypeCommitted, TypeAbandoned, TypeStop, TypePing, TypePong:
+	case TypeHello, TypeAttach, TypeDetach, TypeMapped, TypeRegister, TypeEpoch, TypeResume, TypePrivate, TypeQuery, TypePoll, TypeCancel, TypeBegin, TypeRelease, TypeRevoked, TypeRestored, TypeReserve, TypeCommitted, TypeAbandoned, TypeWarm, TypeCancelWarm, TypeStop, TypePing, TypePong:
 		return true
 	}
 	return false

@@ -1,6 +1,6 @@
 package schema
 
-// Messages is every frame of ABI 5 in type order. Types 40 to 43 are kept for warm, cancel_warm, prepare and claim.
+// Messages is every frame of ABI 5 in type order. Types 42 and 43 are kept for prepare and claim.
 var Messages = []Message{
 	{1, "hello", Client, "welcome or error", "First frame of a session.", []Field{
 		{"abi", U16, "the client's ABI"},
@@ -172,9 +172,26 @@ var Messages = []Message{
 		{"ranges", Ranges, "ordinals of granted pages"},
 	}},
 
+	{40, "warm", Client, "warmed or error, on the last part", "Hints at the prefix of a request that waits in the engine's queue, so that its pages may be read ahead of the query; earlier parts are one-way. Promises nothing and leases nothing.", []Field{
+		{"ticket", U64, "chosen by the client, increasing within a session"},
+		{"part", U16, "index of this part"},
+		{"parts", U16, "number of parts"},
+		{"namespace", U32, "handle"},
+		{"instance", String, "instance id"},
+		{"request", String, "the engine's request id: a query of the same request ends the hint"},
+		{"keys", Keys, "keys of this part, in prefix order"},
+	}},
+	{41, "cancel_warm", Client, "none", "Nobody waits for a hint any more: it starts no further read. One that ended meanwhile is a harmless race.", []Field{
+		{"ticket", U64, "ticket of the hint"},
+	}},
+
 	{44, "stop", Client, "result or error", "Takes what is there of a query that waits or is being read: no further read starts for it, and it is ready with the leading pages that are complete.", []Field{
 		{"operation", U64, "operation of the query or reserve"},
 		{"revision", U32, "its revision"},
+	}},
+	{45, "warmed", Manager, "none", "What became of a hint.", []Field{
+		{"outcome", HintOf, "accepted, complete, or why it was skipped"},
+		{"pages", U32, "pages that an accepted hint brings"},
 	}},
 
 	{50, "ping", Both, "pong", "Liveness label; the id is zero.", []Field{
@@ -215,6 +232,16 @@ var Enums = []Enum{
 		{"query", 1, "the query changed state"},
 		{"sealed", 2, "every page of the reservation is sealed or gone"},
 		{"instance", 3, "the instance was sealed: register again"},
+	}},
+	{"Hint", "What became of a hint: from foreground on it was skipped, whole and for this reason.", []Value{
+		{"accepted", 1, "its pages are being read"},
+		{"complete", 2, "there is nothing to read: what the tiers have of the prefix is in memory"},
+		{"foreground", 3, "queries own bytes that are being prepared, ready or restored"},
+		{"operations", 4, "the session, or all together, have as many hints or queries as they may"},
+		{"oversized", 5, "larger than the share of a budget that all hints may have"},
+		{"bytes", 6, "no room in a budget, or in the hints' share of it"},
+		{"queue", 7, "the slower tier can queue no more reads"},
+		{"no_tier", 8, "no slower tier keeps pages of the namespace"},
 	}},
 	{"Status", "Why a call failed; the numbers are append-only.", []Value{
 		{"malformed", 1, "a frame that cannot be decoded or breaks a bound; the session closes"},

@@ -59,6 +59,7 @@ const (
 	OutcomeOf Kind = "u8 Outcome"
 	TopicOf   Kind = "u8 Topic"
 	StatusOf  Kind = "u16 Status"
+	HintOf    Kind = "u8 Hint"
 )
 
 // Field is one field of a message, in wire order.

@@ -128,6 +128,27 @@ class Topic(IntEnum):
     INSTANCE = 3
 
 
+class Hint(IntEnum):
+    """What became of a hint: from foreground on it was skipped, whole and for this reason."""
+
+    #: its pages are being read
+    ACCEPTED = 1
+    #: there is nothing to read: what the tiers have of the prefix is in memory
+    COMPLETE = 2
+    #: queries own bytes that are being prepared, ready or restored
+    FOREGROUND = 3
+    #: the session, or all together, have as many hints or queries as they may
+    OPERATIONS = 4
+    #: larger than the share of a budget that all hints may have
+    OVERSIZED = 5
+    #: no room in a budget, or in the hints' share of it
+    BYTES = 6
+    #: the slower tier can queue no more reads
+    QUEUE = 7
+    #: no slower tier keeps pages of the namespace
+    NO_TIER = 8
+
+
 class Status(IntEnum):
     """Why a call failed; the numbers are append-only."""
 
@@ -162,6 +183,7 @@ _WRITER_VALUES: Final = {int(value): value for value in Writer}
 _OUTCOME_VALUES: Final = {int(value): value for value in Outcome}
 _GRANT_VALUES: Final = {int(value): value for value in Grant}
 _TOPIC_VALUES: Final = {int(value): value for value in Topic}
+_HINT_VALUES: Final = {int(value): value for value in Hint}
 _STATUS_VALUES: Final = {int(value): value for value in Status}
 
 
@@ -617,6 +639,41 @@ class Abandoned(NamedTuple):
     ranges: Sequence[Range]
 
 
+class Warm(NamedTuple):
+    """Frame 40 (sender: client; reply: warmed or error, on the last part).
+
+    Hints at the prefix of a request that waits in the engine's queue, so that its pages may
+    be read ahead of the query; earlier parts are one-way. Promises nothing and leases
+    nothing.
+    """
+
+    #: chosen by the client, increasing within a session
+    ticket: int
+    #: index of this part
+    part: int
+    #: number of parts
+    parts: int
+    #: handle
+    namespace: int
+    #: instance id
+    instance: str
+    #: the engine's request id: a query of the same request ends the hint
+    request: str
+    #: keys of this part, in prefix order
+    keys: bytes
+
+
+class CancelWarm(NamedTuple):
+    """Frame 41 (sender: client; reply: none).
+
+    Nobody waits for a hint any more: it starts no further read. One that ended meanwhile is a
+    harmless race.
+    """
+
+    #: ticket of the hint
+    ticket: int
+
+
 class Stop(NamedTuple):
     """Frame 44 (sender: client; reply: result or error).
 
@@ -628,6 +685,18 @@ class Stop(NamedTuple):
     operation: int
     #: its revision
     revision: int
+
+
+class Warmed(NamedTuple):
+    """Frame 45 (sender: manager; reply: none).
+
+    What became of a hint.
+    """
+
+    #: accepted, complete, or why it was skipped
+    outcome: Hint
+    #: pages that an accepted hint brings
+    pages: int
 
 
 class Ping(NamedTuple):
@@ -679,7 +748,10 @@ Message: TypeAlias = (
     | Reserved
     | Committed
     | Abandoned
+    | Warm
+    | CancelWarm
     | Stop
+    | Warmed
     | Ping
     | Pong
 )
@@ -1399,6 +1471,40 @@ def _decode_abandoned(r: _Reader) -> Abandoned:
     return Abandoned(reservation, rank, ranges)
 
 
+_WARM_0: Final = struct.Struct("<QHHI")
+
+
+def _encode_warm(m: Warm) -> bytes:
+    return b"".join(
+        (
+            _WARM_0.pack(m.ticket, m.part, m.parts, m.namespace),
+            _put_text(m.instance, STRING_BYTES_MAX, "instance"),
+            _put_text(m.request, STRING_BYTES_MAX, "request"),
+            _put_keys(m.keys, "keys"),
+        )
+    )
+
+
+def _decode_warm(r: _Reader) -> Warm:
+    ticket, part, parts, namespace = r.fixed(_WARM_0)
+    instance = r.text(STRING_BYTES_MAX, "instance")
+    request = r.text(STRING_BYTES_MAX, "request")
+    keys = bytes(r.array(_KEY, FRAME_KEYS_MAX, "keys"))
+    return Warm(ticket, part, parts, namespace, instance, request, keys)
+
+
+_CANCEL_WARM_0: Final = struct.Struct("<Q")
+
+
+def _encode_cancel_warm(m: CancelWarm) -> bytes:
+    return _CANCEL_WARM_0.pack(m.ticket)
+
+
+def _decode_cancel_warm(r: _Reader) -> CancelWarm:
+    (ticket,) = r.fixed(_CANCEL_WARM_0)
+    return CancelWarm(ticket)
+
+
 _STOP_0: Final = struct.Struct("<QI")
 
 
@@ -1409,6 +1515,19 @@ def _encode_stop(m: Stop) -> bytes:
 def _decode_stop(r: _Reader) -> Stop:
     operation, revision = r.fixed(_STOP_0)
     return Stop(operation, revision)
+
+
+_WARMED_0: Final = struct.Struct("<BI")
+
+
+def _encode_warmed(m: Warmed) -> bytes:
+    return _WARMED_0.pack(m.outcome, m.pages)
+
+
+def _decode_warmed(r: _Reader) -> Warmed:
+    outcome_raw, pages = r.fixed(_WARMED_0)
+    outcome = _enum(_HINT_VALUES, outcome_raw, "outcome")
+    return Warmed(outcome, pages)
 
 
 _PING_0: Final = struct.Struct("<Q")
@@ -1464,7 +1583,10 @@ _ENCODERS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
     Reserved: (31, _encode_reserved),
     Committed: (32, _encode_committed),
     Abandoned: (33, _encode_abandoned),
+    Warm: (40, _encode_warm),
+    CancelWarm: (41, _encode_cancel_warm),
     Stop: (44, _encode_stop),
+    Warmed: (45, _encode_warmed),
     Ping: (50, _encode_ping),
     Pong: (51, _encode_pong),
 }
@@ -1497,7 +1619,10 @@ _DECODERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     31: _decode_reserved,
     32: _decode_committed,
     33: _decode_abandoned,
+    40: _decode_warm,
+    41: _decode_cancel_warm,
     44: _decode_stop,
+    45: _decode_warmed,
     50: _decode_ping,
     51: _decode_pong,
 }

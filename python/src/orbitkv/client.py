@@ -24,13 +24,14 @@ from orbitkv._arenas import Arena, ArenaTable
 from orbitkv._arguments import check_timeout, expect, writer_of
 from orbitkv._channel import Channel
 from orbitkv._connect import connect
+from orbitkv._hints import Hints, Request, taken
 from orbitkv._leases import LeaseState, LeaseTable
 from orbitkv._pages import Namespace, Range, Slice, key_parts, namespace_of, ranges_of
 from orbitkv._pushes import Pushes
 from orbitkv._query import REVISION, Estimate, Lease, Operations, Query, State
-from orbitkv._reply import Message
+from orbitkv._reply import Message, Reply
 from orbitkv._reserve import Reserve
-from orbitkv._wire import ALL_RANKS, KEY_BYTES, Grant, Notice, Outcome, Role, Status, Topic, Writer
+from orbitkv._wire import ALL_RANKS, KEY_BYTES, Grant, Hint, Notice, Outcome, Role, Status, Topic, Writer
 from orbitkv.errors import (
     CallTimeout,
     ChannelClosed,
@@ -113,6 +114,7 @@ class CacheManagerClient:
         self._arenas = ArenaTable()
         self._leases = LeaseTable(lambda: count("leases_forgotten"))
         self._queries: dict[int, Query] = {}
+        self._hints = Hints()
         self._last = {_wire.Query: 0, _wire.Reserve: 0}  # the number of the last operation of each kind
         self._submitting = threading.Lock()
         connection, self.path = connect(socket)
@@ -319,10 +321,12 @@ class CacheManagerClient:
         with self._submitting:
             query = Query(self._session, self._number(_wire.Query, operation), namespace)
             self._queries[query.operation] = query
+            self._hints.asked(query.operation, Request(instance, request))
             whole = _wire.Query(
                 query.operation, REVISION, 0, len(parts), namespace.handle, group, instance, request, parts[0]
             )
             try:
+                self._retire(Request(instance, request))
                 query.submit([whole._replace(part=i, keys=part) for i, part in enumerate(parts)])
             except ChannelError:
                 self._forget(query.operation)
@@ -334,6 +338,57 @@ class CacheManagerClient:
             query.cancel()
             raise CallTimeout(f"a query of {len(keys) // KEY_BYTES} keys was not answered in {self.timeout_ms} ms")
         return query
+
+    def warm_prefix(
+        self, namespace: Namespace, keys: bytes, *, instance: str, request: str, wait_us: int | None = 1000
+    ) -> bool:
+        """Hint that `request` waits in the engine's queue and will ask for these keys (32 bytes each) of group 0.
+
+        Pages that only a slower tier has are then read into memory, as far as no query is in the way. A hint promises
+        nothing: ask with `query` as if it had not been given. That ends the hint, `cancel_warm` does, and 5 s do.
+
+        Returns whether the Manager took it, which includes that there was nothing to read; False without asking when
+        there are no keys, the request has a hint or an open query, or 16 hints are pending. Waits at most `wait_us`
+        for the answer (None: the client's own timeout, whose end is CallTimeout): a hint whose answer has not come
+        counts as taken. Refused, ChannelFull and ChannelClosed as for `query`; the engine serves the request all the
+        same.
+        """
+        if not keys:
+            return False
+        self._check_keys(keys)
+        expect(request, str, "request", "the engine's id of the request")
+        if not request:
+            raise ConfigurationError("request must be the engine's id of the request, got an empty text")
+        who = Request(instance, request)
+        parts = key_parts(keys)
+        with self._submitting:
+            for stale in self._hints.stale():
+                self._channel.send(_wire.CancelWarm(stale))
+            ticket = self._hints.take(who)
+            if ticket is None:
+                return False
+            whole = _wire.Warm(ticket, 0, len(parts), namespace.handle, instance, request, parts[0])
+            frames = [whole._replace(part=i, keys=part) for i, part in enumerate(parts)]
+            try:
+                reply = self._channel.submit(frames, Reply(partial(self._warmed, who, ticket)))
+            except ChannelError:
+                self._hints.drop(who, ticket)
+                raise
+        timeout_us = self.timeout_ms * 1000 if wait_us is None else wait_us
+        if not self._channel.wait(reply, timeout_us / 1e6):
+            if wait_us is None:
+                self.cancel_warm(instance, request)
+                raise CallTimeout(f"a hint of {len(keys) // KEY_BYTES} keys was not answered in {self.timeout_ms} ms")
+            return True
+        return taken(self._channel.value(reply))
+
+    def cancel_warm(self, instance: str, request: str) -> None:
+        """End the hint of a request that its engine will not serve; does nothing when it has none.
+
+        Reads that have begun go on. ChannelClosed and ChannelFull mean that the Manager could not be told; it forgets
+        the hint by itself.
+        """
+        self._retire(Request(instance, request))
 
     def restored(self, lease: int, rank: int, ok: bool, bytes_: int, ranges: Sequence[Range]) -> None:
         """Report the terminal result of a consumer's copy of pages of a begun lease; bytes are those that arrived.
@@ -434,6 +489,18 @@ class CacheManagerClient:
 
     def _forget(self, operation: int) -> None:
         self._queries.pop(operation, None)
+        self._hints.answered(operation)
+
+    def _retire(self, request: Request) -> None:
+        ticket = self._hints.drop(request)
+        if ticket is not None:
+            self._channel.send(_wire.CancelWarm(ticket))
+
+    def _warmed(self, request: Request, ticket: int, parts: list[Message]) -> None:
+        """Forget a hint that the Manager skipped or is done with; called by the thread that reads."""
+        head = parts[0]
+        if not isinstance(head, _wire.Warmed) or head.outcome is not Hint.ACCEPTED:
+            self._hints.drop(request, ticket)
 
     def _pushed(self, message: Message, descriptor: int | None) -> None:
         """Handle what the Manager pushes; called by the thread that reads, so nothing here waits."""
