@@ -97,6 +97,9 @@ func serveManager(arguments []string) error {
 	if err := errors.Join(openPayload(flagOf(arguments, "--ssd-cache-path")), os.WriteFile(socket+".token", []byte("secret"), 0o600)); err != nil {
 		return err
 	}
+	if os.Getenv("ORBITKV_TRACE_TRANSFERS") == "1" {
+		fmt.Fprintf(os.Stderr, `cache_timeline {"stage":"process","engine":"orbitkv-fake","pid":%d,"monotonic_ns":5}`+"\n", os.Getpid())
+	}
 	return http.ListenAndServe(flagOf(arguments, "--http-addr"), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/status":

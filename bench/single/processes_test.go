@@ -111,8 +111,11 @@ func TestTheWholeToolWithItsProcesses(t *testing.T) {
 					t.Errorf("the log of %s: %v", l.Part, err)
 				}
 			}
-			if len(run.Timeline) == 0 || run.Timeline[0]["backend"] != record.OrbitKV {
-				t.Errorf("the timeline is %v", run.Timeline)
+			if len(run.Timeline) < 2 || run.Timeline[0]["backend"] != record.OrbitKV {
+				t.Fatalf("the timeline is %v", run.Timeline)
+			}
+			if last := run.Timeline[len(run.Timeline)-1]; last["engine"] != "orbitkv-fake" {
+				t.Errorf("the Manager's records are not in the timeline: %v", run.Timeline)
 			}
 			raw, err := os.ReadFile(filepath.Join(ask.Output, "timeline.jsonl"))
 			if err != nil || !bytes.Contains(raw, []byte("9007199254740993")) {
