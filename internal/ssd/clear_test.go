@@ -211,3 +211,64 @@ func TestAClearIsAwaitedAsLongAsTheAskerMay(t *testing.T) {
 		r.close()
 	})
 }
+
+// A volume that goes off while a clear of it is made durable, and one that is off, say that they are cleared no sooner than it is so. Clears that come
+// meanwhile are one.
+func TestClearsOfAVolumeThatGoesOffMeanwhile(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks)
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 8)...)
+		stopWriting(r, s, 8, twin.Rule{Operation: twin.Write, Name: format.PayloadName, Onward: true, Err: unix.EIO})
+		disks[0].Fail(twin.Rule{Operation: twin.Read, Name: format.PayloadName, Onward: true, Err: unix.EIO})
+		reads, blocks := disks[0].Gate(twin.Read, format.PayloadName), disks[0].Gate(twin.Write, superblockNew)
+		var ends []<-chan ReadResult
+		for number := range failuresInARow {
+			ends = append(ends, r.ask(s, 0, number, Demand))
+		}
+		reads.Wait(failuresInARow)
+		r.store.Clear()
+		blocks.Wait(1)
+		reads.Open()
+		for _, ended := range ends {
+			<-ended
+		}
+		if state := r.store.Status()[0].State; state != "off" {
+			t.Fatalf("the volume is %s", state)
+		}
+		blocks.Open()
+		if err := r.store.AwaitClear(t.Context()); err != nil {
+			t.Error(err)
+		}
+		removals := 0
+		disks[0].Hook(func(e twin.Event) {
+			if e.Operation == twin.Remove && e.Name == format.IndexName {
+				removals++
+			}
+		})
+		gate := disks[0].Gate(twin.Remove, format.IndexName)
+		if err := disks[0].Remove(format.SuperblockName); err != nil { // so that each clear has something to do
+			t.Fatal(err)
+		}
+		awaited := make(chan error, 1)
+		r.store.Clear()
+		gate.Wait(1)
+		r.store.Clear()
+		go func() { awaited <- r.store.AwaitClear(t.Context()) }()
+		synctest.Wait()
+		select {
+		case err := <-awaited:
+			t.Errorf("it is told to be cleared before it is: %v", err)
+		default:
+		}
+		gate.Open()
+		if err := <-awaited; err != nil || removals != 1 {
+			t.Errorf("the index log was removed %d times: %v", removals, err)
+		}
+		if clears := r.store.volumes[0].clears; clears != 0 {
+			t.Errorf("%d clears are counted as under way", clears)
+		}
+		r.close()
+	})
+}

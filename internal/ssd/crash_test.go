@@ -171,9 +171,13 @@ func (c *script) recovered(t *testing.T, o *outcome) {
 			}
 		}
 	}
+	problems := r.store.Stats().RecoveryProblems
+	if problems[journal.Damaged] > 0 { // a commit that did not end may have lost the record of a namespace and kept those of its pages
+		delete(problems, journal.UnknownNamespace)
+	}
 	for _, reason := range []string{journal.Duplicate, journal.UnknownNamespace, journal.OutOfBounds, journal.Overlapping} {
-		if count := r.store.Stats().RecoveryProblems[reason]; count > 0 {
-			t.Errorf("%s: %d records are %s", o.what, count, reason)
+		if problems[reason] > 0 {
+			t.Errorf("%s: %d records are %s", o.what, problems[reason], reason)
 		}
 	}
 	if !r.stored(again.spaces[1], c.pages) {

@@ -48,3 +48,37 @@ func TestADeviceThatHangsIsPassedByUntilItAnswers(t *testing.T) {
 		r.close()
 	})
 }
+
+// A page that waits for its turn behind reads of a device that hangs has it when they are given up: nothing else would wake it.
+func TestAWriteBehindReadsThatAreGivenUpBegins(t *testing.T) {
+	quietly(t, func(t *testing.T) {
+		disks := oneDisk(1)
+		r := openRig(t, disks, func(c *Config) { c.ReadInflight = 1 })
+		s := r.namespace(1, 0, small)
+		r.mustWrite(s, numbers(0, 2)...)
+		gate := disks[0].Gate(twin.Read, format.PayloadName)
+		first := r.ask(s, 0, 0, Demand)
+		gate.Wait(1)
+		second := r.ask(s, 0, 1, Demand)
+		written := r.begin(s, 0, 2)
+		<-time.After(hangsAfter - presenceTick)
+		synctest.Wait()
+		if r.stored(s, 2) {
+			t.Error("a page was written while a demanded read waited")
+		}
+		<-time.After(2 * presenceTick)
+		synctest.Wait()
+		<-second
+		select {
+		case result := <-written:
+			if !result.OK {
+				t.Error(result.Reason)
+			}
+		default:
+			t.Error("the page still waits for reads that were given up")
+		}
+		gate.Open()
+		<-first
+		r.close()
+	})
+}

@@ -14,13 +14,17 @@ import (
 // compared with its digest. What is not durable ends as a failure; it was never visible.
 //
 // A file system that is full is tried again. After any other error it is not known what the device, and the kernel for it, still has: a barrier that
-// failed may have forgotten what it was for, and the next one would not tell. Only a restart, which reads what there is, goes on from there.
+// failed may have forgotten what it was for, and the next one would not tell. Only a restart, which reads what there is, goes on from there. So such an
+// error also ends the attempts on a file system that is full.
 func (v *volume) stopWrites(what string, cause error) {
-	if !v.on() {
+	full := noSpace(cause)
+	switch {
+	case v.on():
+		volumeMachine.To(&v.state, volumeReadOnly)
+	case !v.readable() || !v.full || full:
 		return
 	}
-	volumeMachine.To(&v.state, volumeReadOnly)
-	v.full, v.retryAt = noSpace(cause), v.store.config.Now().Add(retryEvery)
+	v.full, v.retryAt = full, v.store.config.Now().Add(retryEvery)
 	remedy := "and nothing is written until a restart; look at the device and at the kernel's log"
 	if v.full {
 		remedy = fmt.Sprintf("and it is tried again every %v; make room on its file system", retryEvery)
@@ -69,6 +73,7 @@ func (v *volume) resume() {
 	if err != nil {
 		v.ops = append(ops, v.ops...)
 		v.retryAt = s.config.Now().Add(retryEvery)
+		v.stopWrites("the index log could not be written anew", err)
 		return
 	}
 	volumeMachine.To(&v.state, volumeOn)
@@ -98,14 +103,20 @@ func (v *volume) clearReadOnly() {
 	s.leave()
 	err := v.wipe()
 	s.mu.Lock()
-	v.clears -= clears
 	v.uncleared = err
+	if v.readable() { // else erase has taken them over
+		v.clears -= clears
+	}
 	v.changed.Broadcast()
 }
 
-// forget lets a volume that is off be cleared, off the mutex. Close waits for that.
+// forget lets a volume that is off be cleared, off the mutex. Close waits for that. Nothing is written to it any more, so that one erase is for all clears
+// that come while it runs.
 func (v *volume) forget() {
-	v.erasing++
+	if v.erasing {
+		return
+	}
+	v.erasing = true
 	v.store.outstanding++
 	go v.store.told(v.erase)
 }
@@ -117,7 +128,7 @@ func (v *volume) erase() {
 	s := v.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v.erasing--
+	v.erasing = false
 	v.uncleared = err
 	v.changed.Broadcast()
 }

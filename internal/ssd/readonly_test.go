@@ -311,3 +311,38 @@ func TestAVolumeThatGoesOffInTheMiddleOfANewIndexKeepsItsPages(t *testing.T) {
 		r.close()
 	})
 }
+
+// An error that is not for lack of room ends the attempts on a full volume, whether a barrier under way meets it or the attempt itself.
+func TestAFullVolumeThatFailsOtherwiseIsNotTriedAgain(t *testing.T) {
+	for name, inAttempt := range map[string]bool{"a barrier under way": false, "the attempt": true} {
+		t.Run(name, func(t *testing.T) {
+			quietly(t, func(t *testing.T) {
+				disks := oneDisk(1)
+				r := openRig(t, disks)
+				s := r.namespace(1, 0, small)
+				r.mustWrite(s, numbers(0, 8)...)
+				gate := disks[0].Gate(twin.Sync, format.IndexName)
+				if r.store.Drop(s.handle, 0, keyOf(0)); inAttempt {
+					gate.Open()
+					synctest.Wait()
+				} else {
+					gate.Wait(1)
+				}
+				disks[0].Fail(twin.Rule{Operation: twin.Sync, Name: format.IndexName, Onward: true, Err: unix.EIO})
+				stopWriting(r, s, 8, twin.Rule{Operation: twin.Write, Name: format.PayloadName, Onward: true, Err: unix.ENOSPC})
+				gate.Open()
+				<-time.After(retryEvery + presenceTick)
+				synctest.Wait()
+				disks[0].Heal()
+				<-time.After(10 * retryEvery)
+				synctest.Wait()
+				status, tried := r.store.Status()[0], r.store.Stats().WriteRetriesTotal
+				if status.State != "read_only" || tried > 1 || tried == 1 != inAttempt || !strings.Contains(status.Reason, "until a restart") {
+					t.Errorf("tried again %d times: %+v", tried, status)
+				}
+				r.mustRead(s, numbers(1, 8)...)
+				r.close()
+			})
+		})
+	}
+}

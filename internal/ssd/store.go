@@ -284,10 +284,10 @@ func (s *Store) AwaitClear(ctx context.Context) error {
 	defer s.mu.Unlock()
 	var errs []error
 	for _, v := range s.volumes {
-		for v.clears+v.erasing > 0 && ctx.Err() == nil {
+		for v.clearing() && ctx.Err() == nil {
 			v.changed.Wait()
 		}
-		if v.clears+v.erasing > 0 {
+		if v.clearing() {
 			errs = append(errs, fmt.Errorf("ssd: %s is cleared, but its disk did not say in time that it will stay so: its pages may come back with a restart; clear again before one: %w", v.name, ctx.Err()))
 		} else if v.uncleared != nil {
 			errs = append(errs, fmt.Errorf("ssd: %w", v.uncleared))

@@ -54,7 +54,7 @@ type volume struct {
 	limbo      uint64                     // bytes of extents that come back with it
 	urgent     bool                       // it is to begin without waiting for pages
 	clears     int                        // ops of it that are not durable yet
-	erasing    int                        // calls of erase that run
+	erasing    bool                       // erase runs
 	uncleared  error                      // of the last one
 
 	reads    [priorities]queue[*read]
@@ -179,6 +179,7 @@ func (v *volume) checkPresence() {
 	v.off(fmt.Sprintf("the files of %s were deleted under the running Manager", v.fs.Name()))
 }
 
+// refuseReads ends the reads that have not begun. The writes that gave way to them begin.
 func (v *volume) refuseReads(reason string) {
 	for p := range v.reads {
 		for v.reads[p].len() > 0 {
@@ -187,7 +188,11 @@ func (v *volume) refuseReads(reason string) {
 			v.endRead(r, reason)
 		}
 	}
+	v.launch()
 }
+
+// clearing says whether a clear is not known to be durable or to have failed yet.
+func (v *volume) clearing() bool { return v.clears > 0 || v.erasing }
 
 // refuseWaiting ends the writes that have not begun.
 func (v *volume) refuseWaiting(reason string) {
