@@ -66,3 +66,25 @@ func TestAQueryWhoseFirstReadIsRefusedTellsNothing(t *testing.T) {
 		t.Fatalf("%+v, told %+v", got, *told)
 	}
 }
+
+func TestAHintTellsThatItReadsAheadAndOnlyItsOwnEndIsReady(t *testing.T) {
+	r, b, e, told := traced(t, 6)
+	r.hints(e, "a", keysOf(0, 6), wire.HintAccepted, 6)
+	r.clock.forward(30 * time.Millisecond)
+	r.endReads(b)
+	want := []Milestone{
+		{Stage: StageReadStart, Request: "a", Instance: e.id, Warmup: true, Pages: 6, Bytes: 6 * page},
+		{Stage: StageHostReady, Request: "a", Instance: e.id, Warmup: true, Elapsed: 30 * time.Millisecond, Pages: 6, Bytes: 6 * page},
+	}
+	if !slices.Equal(*told, want) {
+		t.Fatalf("told %+v\nnot  %+v", *told, want)
+	}
+	*told = nil
+	r.Cleanup()
+	r.hints(e, "b", keysOf(0, 6), wire.HintAccepted, 6)
+	r.endRead(b, 0, false)
+	r.endReads(b)
+	if len(*told) != 1 || (*told)[0].Stage != StageReadStart {
+		t.Fatalf("told of a hint that broke off: %+v", *told)
+	}
+}

@@ -24,6 +24,7 @@ type hint struct {
 	next      int            // first position that was neither read nor joined
 	reads     int            // that it waits for
 	held      []index.Handle // pages that hints have read
+	told      bool           // the timeline says that it reads
 }
 
 // hintEnd is why a hint reads no further.
@@ -92,6 +93,7 @@ func (c *Cache) bringNext(h *hint) bool {
 
 // wait makes a hint wait for a read of its next page.
 func (c *Cache) wait(h *hint, r *read) {
+	c.traceHintStart(h)
 	r.hints = append(r.hints, h)
 	h.reads++
 	h.next++
@@ -166,6 +168,7 @@ func (c *Cache) cameFor(h *hint, page index.Handle, ok, warmed bool) {
 // drain under its charge and permit.
 func (c *Cache) stopHint(h *hint, why hintEnd) {
 	hintMachine.To(&h.state, hintDraining)
+	c.traceHintReady(h, why)
 	c.counters.hintEnds[why]++
 	c.uncharge(&h.charge, uint64(len(h.keys)-h.next+len(h.held))*h.namespace.geometry.pageBytes)
 	for _, page := range slices.Backward(h.held) {

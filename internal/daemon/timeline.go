@@ -38,6 +38,7 @@ type timelineMilestone struct {
 	Request   string      `json:"request_id"`
 	Instance  string      `json:"instance_id"`
 	Group     uint16      `json:"group_id"`
+	Warmup    bool        `json:"warmup"`
 	PID       int         `json:"pid"`
 	ElapsedUS int64       `json:"elapsed_us"`
 	HitBlocks int         `json:"hit_blocks"`
@@ -63,7 +64,7 @@ func newTimeline(to io.Writer, version string) *timeline {
 
 func (t *timeline) record(m cache.Milestone) {
 	t.write(timelineMilestone{
-		Stage: m.Stage, Request: m.Request, Instance: m.Instance, Group: m.Group, PID: t.pid, ElapsedUS: m.Elapsed.Microseconds(),
+		Stage: m.Stage, Request: m.Request, Instance: m.Instance, Group: m.Group, Warmup: m.Warmup, PID: t.pid, ElapsedUS: m.Elapsed.Microseconds(),
 		HitBlocks: m.Hits, Pages: m.Pages, Bytes: m.Bytes, timelineMoment: timelineNow(),
 	})
 }

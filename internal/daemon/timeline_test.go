@@ -15,7 +15,7 @@ func TestTheTimelineIsWhatATraceReads(t *testing.T) {
 	var log bytes.Buffer
 	line := newTimeline(&log, "1.2")
 	line.record(cache.Milestone{
-		Stage: cache.StageHostReady, Request: "r\n\x1b\"<", Instance: "i", Group: 3, Elapsed: 1500 * time.Microsecond, Hits: 7, Pages: 5, Bytes: 5 << 20,
+		Stage: cache.StageHostReady, Request: "r\n\x1b\"<", Instance: "i", Group: 3, Warmup: true, Elapsed: 1500 * time.Microsecond, Hits: 7, Pages: 5, Bytes: 5 << 20,
 	})
 	var records []trace.Record
 	for rest := log.Bytes(); ; {
@@ -38,7 +38,7 @@ func TestTheTimelineIsWhatATraceReads(t *testing.T) {
 	if ready.Stage != trace.HostReady || ready.Request != "r\n\x1b\"<" || ready.PID != process.PID || ready.At < process.At {
 		t.Errorf("the stage said %+v", ready)
 	}
-	want := trace.Details{Layer: trace.Absent, Elapsed: 1500 * time.Microsecond, Pages: 5, Hits: 7, Bytes: 5 << 20, Requests: trace.Absent}
+	want := trace.Details{Layer: trace.Absent, Elapsed: 1500 * time.Microsecond, Pages: 5, Hits: 7, Bytes: 5 << 20, Requests: trace.Absent, Warmup: true}
 	if ready.Details != want {
 		t.Errorf("the details are %+v, not %+v", ready.Details, want)
 	}

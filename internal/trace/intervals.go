@@ -60,10 +60,10 @@ func (l *Lane) Between(from, to string) (begin, end time.Duration, ok bool) {
 	return time.Duration(a.At - first), time.Duration(b.At - first), true
 }
 
-// moment is the event by which a stage is reached. A restore that failed made nothing ready.
+// moment is the event by which a stage is reached. A restore that failed made nothing ready, and what a hint reads is not the request's own wait.
 func (l *Lane) moment(stage string) (found *Event) {
 	for i := range l.Events {
-		if l.Events[i].Stage == stage && !l.Events[i].Failed && (found == nil || stage == GPUReady) {
+		if l.Events[i].Stage == stage && !l.Events[i].Failed && !l.Events[i].Warmup && (found == nil || stage == GPUReady) {
 			found = &l.Events[i]
 		}
 	}

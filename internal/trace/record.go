@@ -68,6 +68,7 @@ type Details struct {
 	Requests int64 // of a batch
 	Failed   bool
 	Stopped  bool
+	Warmup   bool // of a hint, which reads ahead of the request
 }
 
 // written is a record as it stands in a log.
@@ -90,6 +91,7 @@ type written struct {
 	Requests  *int64 `json:"requests"`
 	Success   *bool  `json:"success"`
 	Stopped   bool   `json:"stopped"`
+	Warmup    bool   `json:"warmup"`
 }
 
 // Cut returns a line of a log from the JSON of its first record on. found is false when it carries none.
@@ -171,7 +173,7 @@ func (w *written) record() (Record, error) {
 		Run: Run{w.Backend, or(w.Pass), or(w.Attempt)},
 		Details: Details{
 			Layer: Absent, Elapsed: Absent, Pages: count(w.Pages), Hits: count(w.Hits), Bytes: count(w.Bytes), Requests: count(w.Requests),
-			Failed: w.Success != nil && !*w.Success, Stopped: w.Stopped,
+			Failed: w.Success != nil && !*w.Success, Stopped: w.Stopped, Warmup: w.Warmup,
 		},
 	}
 	if w.Layer != nil {

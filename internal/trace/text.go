@@ -63,12 +63,13 @@ func (e *Event) what() string {
 		}
 	}
 	say(e.Failed, "failed")
+	say(e.Warmup, "ahead, for a hint")
 	say(e.Layer >= 0, "layer %d", e.Layer)
-	say(e.Hits > 0 || e.Hits == 0 && e.Stage == HostReady, "%d pages found", e.Hits)
-	switch e.Stage {
-	case ReadStart:
+	say(e.Hits > 0 || e.Hits == 0 && e.Stage == HostReady && !e.Warmup, "%d pages found", e.Hits)
+	switch {
+	case e.Stage == ReadStart:
 		say(e.Pages >= 0, "%d pages to read", e.Pages)
-	case HostReady:
+	case e.Stage == HostReady && !e.Warmup:
 		say(e.Pages >= 0, "%d of them read", e.Pages)
 	default:
 		say(e.Pages >= 0, "%d pages", e.Pages)

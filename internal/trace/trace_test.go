@@ -128,6 +128,10 @@ func TestIntervals(t *testing.T) {
 	if len(found) != 1 || found[0] != want {
 		t.Errorf("%+v", found)
 	}
+	warm := strings.ReplaceAll(stage(ReadStart, 1, 2e6)+stage(HostReady, 1, 3e6), `"pid"`, `"warmup":true,"pid"`)
+	if found := read(t, [2]string{"log", warm + stage(FirstUse, 1, 5e6)}).Intervals(); len(found) != 0 {
+		t.Errorf("a hint's reads count as a request's: %+v", found)
+	}
 	spans := []time.Duration{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
 	if quantile(spans, 50) != 5 || quantile(spans, 90) != 9 || quantile(spans[:1], 90) != 1 {
 		t.Error("quantiles are not the values that half and nine tenths do not exceed")
