@@ -20,7 +20,7 @@ const pageFile = "docs/reference/http.md"
 var pageTypes = []reflect.Type{
 	reflect.TypeFor[Cleanup](), reflect.TypeFor[Verification](), reflect.TypeFor[Status](), reflect.TypeFor[Pool](),
 	reflect.TypeFor[SSDLine](), reflect.TypeFor[SSDProblem](), reflect.TypeFor[SSDProgress](), reflect.TypeFor[SSDEnd](), reflect.TypeFor[SSD](), reflect.TypeFor[ssd.VolumeStatus](),
-	reflect.TypeFor[cache.ArenaStatus](), reflect.TypeFor[cache.InstanceStatus](), reflect.TypeFor[cache.JointStatus](), reflect.TypeFor[cache.RankStatus](), reflect.TypeFor[cache.SessionStatus](),
+	reflect.TypeFor[cache.ArenaStatus](), reflect.TypeFor[cache.InstanceStatus](), reflect.TypeFor[cache.JointStatus](), reflect.TypeFor[cache.RankStatus](), reflect.TypeFor[cache.SessionStatus](), reflect.TypeFor[cache.HintStatus](),
 }
 
 var (

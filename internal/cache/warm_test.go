@@ -462,12 +462,19 @@ func TestHintsEndWithTheirSessionTheirNamespaceAndAllPages(t *testing.T) {
 			r.endRead(b, 0, true)
 			end(r, e)
 			r.check()
-			if s := r.Stats(); s.QueryReservedByPhase["warming"] != 2*page || s.OperationsWarming != 1 || s.WarmupEndsTotal["dropped"] != 1 {
+			instances := uint64(1) // it lives as long as a read of it runs
+			if s := r.Stats(); s.QueryReservedByPhase["warming"] != 2*page || s.OperationsWarming != 1 || s.WarmupEndsTotal["dropped"] != 1 || s.Instances != instances {
 				t.Fatalf("%+v", s)
 			}
 			r.endReads(b)
 			r.idle()
+			if name == "everything exits" {
+				instances = 0
+			}
 			s := r.Stats()
+			if s.Instances != instances {
+				t.Fatalf("%d instances are left, want %d", s.Instances, instances)
+			}
 			if s.WarmupPreparedBytesTotal != s.WarmupUnusedBytesTotal+s.WarmupPendingBytes {
 				t.Fatalf("%+v", s)
 			}
@@ -581,4 +588,31 @@ func TestOneRankHintsForAll(t *testing.T) {
 	}
 	r.endReads(b)
 	r.idle()
+}
+
+// What hints charge is in both budgets: a query that does not fit beside it waits until their reads have ended.
+func TestAQueryWaitsForTheBytesOfHints(t *testing.T) {
+	for name, config := range map[string]Config{
+		"global":   {QueryBudgetBytes: 8 * page},
+		"instance": {QueryBudgetBytes: 64 * page, InstanceBudgetBytes: 8 * page},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, b, e := tierRig(t, config, 12)
+			hinter := e
+			if name == "global" {
+				hinter = r.engine("b", 200, one(page))
+			}
+			r.hints(hinter, "a", keysOf(8, 2), wire.HintAccepted, 2)
+			got := r.query(e, keysOf(0, 7))
+			if got.Outcome != wire.OutcomeWaiting {
+				t.Fatalf("the query is %v", got.Outcome)
+			}
+			r.endRead(b, 0, true) // a hint holds what came until all of it came
+			r.outcome(e, got.Operation, 1, wire.OutcomeWaiting)
+			r.endRead(b, 0, true)
+			r.outcome(e, got.Operation, 1, wire.OutcomePreparing)
+			r.endReads(b)
+			r.outcome(e, got.Operation, 1, wire.OutcomeReady)
+		})
+	}
 }
