@@ -10,6 +10,7 @@ const (
 	rateSamples   = 5                      // of which the median counts: a change shows after three
 	rateBytesMin  = 4 << 20                // of one sample
 	rateColdAfter = 100 * time.Millisecond // how long the first reads of all may take before their age says something
+	rateIdle      = 10 * time.Second       // a sample that is not whole says nothing of now when no read was under way for so long
 	lateFactor    = 2                      // a read that takes so many times as long as the rate says is late
 )
 
@@ -30,6 +31,9 @@ type readRate struct {
 
 // begin counts a read that was submitted. It returns the bytes under way, its own included.
 func (r *readRate) begin(now time.Time, bytes uint64) uint64 {
+	if r.stale(now) {
+		r.ended, r.busy, r.peak = 0, 0, 0
+	}
 	r.busy, r.since = r.busyAt(now), now
 	r.running += bytes
 	r.peak = max(r.peak, r.running)
@@ -58,6 +62,12 @@ func (r *readRate) busyAt(now time.Time) time.Duration {
 	return r.busy + now.Sub(r.since)
 }
 
+// stale says whether the sample that is not whole is too old: a read that was held up once must not speak for the device hours later. Before the first
+// whole sample it is all that is known.
+func (r *readRate) stale(now time.Time) bool {
+	return r.running == 0 && r.taken > 0 && now.Sub(r.since) >= rateIdle
+}
+
 // usual is the median of the last samples in bytes a second, zero when there is none.
 func (r *readRate) usual() float64 {
 	if r.taken == 0 {
@@ -71,7 +81,7 @@ func (r *readRate) usual() float64 {
 // at is what may be expected in bytes a second, zero when nothing is known.
 func (r *readRate) at(now time.Time) float64 {
 	busy, usual, most := r.busyAt(now), r.usual(), math.Inf(1)
-	if busy > 0 {
+	if busy > 0 && !r.stale(now) {
 		most = float64(r.ended+r.running) / busy.Seconds()
 	}
 	switch {

@@ -67,6 +67,22 @@ func TestRateOfADevice(t *testing.T) {
 	}
 }
 
+// A read that was held up once bounds what is expected of the device while reads go on, and not hours later, when nothing else was asked of it.
+func TestAReadThatWasHeldUpIsForgotten(t *testing.T) {
+	d := newDevice(1000, false)
+	d.read(192, 1<<20)
+	d.set(1)
+	d.read(3, 1<<20)
+	d.set(1000)
+	if got := d.rate.at(d.now) / 1e6; got > 2 {
+		t.Errorf("right after it: %.1f MB/s", got)
+	}
+	d.now = d.now.Add(time.Hour)
+	d.within(t, "an hour later", 1000)
+	d.rate.begin(d.now, 1<<20)
+	d.within(t, "with a read under way", 1000)
+}
+
 // A change shows within three samples, in either direction; the first batches of queries that were stopped are enough to see that a disk is fast again.
 func TestRateFollowsTheDevice(t *testing.T) {
 	const batch = 32 // pages of 1 MiB: what one query reads at a time
