@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import replace
 from typing import Any
 
 import sglang
@@ -171,8 +170,7 @@ def pool_of(ctx: Any) -> Any:
 
 def tensors_of(ctx: Any) -> EngineTensors:
     """Return the engine's KV pool by pages. ConfigurationError names a layer that cannot be copied by page."""
-    tensors = engine_tensors(pool_of(ctx), ctx.tp_worker.model_runner.forward_stream, layers_ask=layers_ask())
-    return replace(tensors, page_tokens=ctx.params.page_size)
+    return engine_tensors(pool_of(ctx), ctx.tp_worker.model_runner.forward_stream, layers_ask=layers_ask())
 
 
 def place_of_rank(ctx: Any, tensors: EngineTensors) -> RankPlace:

@@ -60,9 +60,9 @@ def engine_tensors(pool: Any, forward_stream: Any = None, *, layers_ask: bool = 
             steps.append(layer)
     layout, device = layout_of(cut, pages, steps), device_of(cut)
     if device is None:
-        return EngineTensors(layout, TensorPages(list(cut.values()), pages), None, layers_ask)
+        return EngineTensors(layout, TensorPages(list(cut.values()), pages), None, layers_ask, page_size)
     access = TensorPages(list(cut.values()), pages, lambda: torch.cuda.synchronize(device))
-    return EngineTensors(layout, access, site_of(device, forward_stream), layers_ask)
+    return EngineTensors(layout, access, site_of(device, forward_stream), layers_ask, page_size)
 
 
 def site_of(device: int, forward_stream: Any) -> DeviceSite:
