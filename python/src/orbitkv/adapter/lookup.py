@@ -137,6 +137,12 @@ class Lookups:
         """Return how many queries have no answer that can be used yet."""
         return sum(look.settled is None for look in self._table.values())
 
+    def gauge(self) -> None:
+        """Set the gauges of what waits, and of what it is weighed against."""
+        self.stats.gauge("pending_prefetches", self.pending)
+        if self.prefill.rate:
+            self.stats.gauge("prefill_tokens_per_second", self.prefill.rate)
+
     def answer(self, session: SchedulerSession, ask: Ask) -> int | None:
         """Return how many pages are leased for the request, or None for "not yet".
 

@@ -194,9 +194,7 @@ class RankSide:
         self._end_promises()
         self._wait_until = self._clock() + self.settings.query_wait_seconds
         self.offloads.pump(*(self._usable() or (None, None)))
-        self.stats.gauge("pending_prefetches", self.lookups.pending)
-        if self.prefill.rate:
-            self.stats.gauge("prefill_tokens_per_second", self.prefill.rate)
+        self.lookups.gauge()
 
     def life(self) -> bytes:
         """Name the Manager's life that this rank could use in this pass, empty for none."""

@@ -146,9 +146,7 @@ class SchedulerSide:
             plan.incarnation, plan.slices = session.incarnation, session.slices
             plan.golden = self.golden.lend(session.incarnation)
         self.lookups.end_pass()
-        self.stats.gauge("pending_prefetches", self.lookups.pending)
-        if self.prefill.rate:
-            self.stats.gauge("prefill_tokens_per_second", self.prefill.rate)
+        self.lookups.gauge()
         return plan
 
     def take_report(self, report: StepReport) -> None:
