@@ -119,14 +119,10 @@ func (v *volume) commitGroup() bool {
 	s := v.store
 	g := v.take()
 	begun := s.config.Now()
-	before := v.journal.WrittenBytes()
-	s.leave()
-	disk, err := v.record(&g)
-	s.mu.Lock()
+	err := v.logged(func() error { return v.record(&g) })
 	s.counters.commits++
 	s.counters.commitTime.observe(s.config.Now().Sub(begun))
-	s.counters.deviceBytes += uint64(v.journal.WrittenBytes() - before)
-	if v.disk = disk; err != nil {
+	if err != nil {
 		v.stopWrites("what was written could not be made durable", err)
 	}
 	for _, w := range g.writes {
@@ -158,14 +154,26 @@ func (v *volume) settled(ops []op) {
 	v.changed.Broadcast()
 }
 
-// record does the I/O of a commit and says what the volume's files occupy after it.
-func (v *volume) record(g *group) (disk uint64, err error) {
+// logged does I/O that writes the index log, off the mutex, and counts what was written and what the volume's files occupy after it.
+func (v *volume) logged(io func() error) error {
+	s := v.store
+	before := v.journal.WrittenBytes()
+	s.leave()
+	disk, err := v.measured(io())
+	s.mu.Lock()
+	s.counters.deviceBytes += uint64(v.journal.WrittenBytes() - before)
+	v.disk = disk
+	return err
+}
+
+// record does the I/O of a commit.
+func (v *volume) record(g *group) error {
 	for _, n := range g.namespaces { // first, since their numbers are given out, whatever fails below
 		v.journal.Namespace(n)
 	}
 	if len(g.writes) > 0 {
 		if err := v.payload.Sync(); err != nil {
-			return v.measured(err)
+			return err
 		}
 	}
 	for _, o := range g.ops {
@@ -177,7 +185,7 @@ func (v *volume) record(g *group) (disk uint64, err error) {
 		case opClear:
 			v.journal.Clear()
 			if err := v.keepCleared(); err != nil {
-				return v.measured(err)
+				return err
 			}
 		}
 	}
@@ -187,7 +195,7 @@ func (v *volume) record(g *group) (disk uint64, err error) {
 			Digest: w.digest, Sequence: w.sequence,
 		})
 	}
-	return v.measured(v.journal.Commit())
+	return v.journal.Commit()
 }
 
 // recorded ends a page whose record is durable, or is not known to be. One whose namespace was dropped meanwhile does not become visible; its space
@@ -233,14 +241,8 @@ func (v *volume) sweep() {
 
 // compact puts a snapshot in place of the index log.
 func (v *volume) compact() {
-	s := v.store
 	order := v.order()
-	before := v.journal.WrittenBytes()
-	s.leave()
-	disk, err := v.measured(v.journal.Compact(v.snapshot(order)))
-	s.mu.Lock()
-	s.counters.deviceBytes += uint64(v.journal.WrittenBytes() - before)
-	if v.disk = disk; err != nil {
+	if err := v.logged(func() error { return v.journal.Compact(v.snapshot(order)) }); err != nil {
 		v.stopWrites("the index log could not be compacted", err)
 	}
 }

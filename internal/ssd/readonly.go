@@ -62,12 +62,8 @@ func (v *volume) resume() {
 	ops := v.ops
 	v.ops = nil
 	order := v.order()
-	before := v.journal.WrittenBytes()
-	s.leave()
-	disk, err := v.measured(v.renew(ops, v.snapshot(order)))
-	s.mu.Lock()
-	s.counters.deviceBytes += uint64(v.journal.WrittenBytes() - before)
-	if v.disk = disk; !v.readable() {
+	err := v.logged(func() error { return v.renew(ops, v.snapshot(order)) })
+	if !v.readable() {
 		return
 	}
 	if err != nil {
