@@ -46,19 +46,22 @@ func (s *slot) held() bool { return !s.page.Zero() }
 
 // extent says how many leading keys of a query can be in the pool, now or after reads: every page is resident, being read or stored.
 func (c *Cache) extent(op *operation, keys []wire.Key, resident int) int {
-	ns, n := op.namespace, resident
-	for ; n < len(keys); n++ {
-		h, state, ok := c.index.Find(ns.handle, op.group, (*index.Key)(&keys[n]))
-		switch {
-		case ok && (state == index.Sealed || c.joinable(h)):
-			if !c.usable(h, &op.instance.usable) {
-				return n
-			}
-		case ok || !c.config.Tier.Stored(ns.stored, op.group, &keys[n]):
+	for n := resident; n < len(keys); n++ {
+		if _, ok := c.reachable(op.instance, op.namespace, op.group, &keys[n]); !ok {
 			return n
 		}
 	}
-	return n
+	return len(keys)
+}
+
+// reachable says whether an instance can have a page in the pool, now or after a read, and whether it is there now. It looks and moves nothing (I7).
+func (c *Cache) reachable(inst *instance, ns *namespace, group uint16, key *wire.Key) (resident, ok bool) {
+	h, state, known := c.index.Find(ns.handle, group, (*index.Key)(key))
+	if !known {
+		return false, c.config.Tier.Stored(ns.stored, group, key)
+	}
+	resident = state == index.Sealed
+	return resident, (resident || c.joinable(h)) && c.usable(h, &inst.usable)
 }
 
 // joinable says whether a page is being read by somebody whose read is worth waiting for.

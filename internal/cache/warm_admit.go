@@ -3,7 +3,6 @@ package cache
 import (
 	"time"
 
-	"orbitkv/internal/index"
 	"orbitkv/internal/wire"
 )
 
@@ -124,18 +123,13 @@ func (b *budget) warmMax() (global, instance uint64) {
 // lacking lists the keys of the pages that are missing in the pool, or on their way into it, of the prefix that a query could have. It stops at most keys. It
 // looks and moves nothing (I7).
 func (c *Cache) lacking(inst *instance, keys []wire.Key, most int) (lacking []wire.Key) {
-	ns := inst.namespace
-	for i := range keys {
-		h, state, ok := c.index.Find(ns.handle, 0, (*index.Key)(&keys[i]))
-		switch {
-		case ok && state == index.Sealed && c.usable(h, &inst.usable):
-		case ok && state != index.Sealed && c.joinable(h) && c.usable(h, &inst.usable), !ok && c.config.Tier.Stored(ns.stored, 0, &keys[i]):
-			lacking = append(lacking, keys[i])
-		default:
-			return lacking
+	for i := 0; i < len(keys) && len(lacking) < most; i++ {
+		resident, ok := c.reachable(inst, inst.namespace, 0, &keys[i])
+		if !ok {
+			break
 		}
-		if len(lacking) == most {
-			return lacking
+		if !resident {
+			lacking = append(lacking, keys[i])
 		}
 	}
 	return lacking
